@@ -85,7 +85,7 @@ func (c *Client) PlainLock(name string, backoff ...rlock.Backoff) *rlock.Plain {
 }
 
 // SpinLock returns the spin lock of that name, which polls instead of using pub/sub.
-// Names are as for Lock. A backoff replaces the pauses of its waiters, which are those of Redisson otherwise; the last one
+// Names are as for Lock. A backoff replaces the pauses of its waiters, by default Redisson's; the last one
 // wins.
 func (c *Client) SpinLock(name string, backoff ...rlock.Backoff) *rlock.Spin {
 	return rlock.NewSpin(c.engine, name, backoff...)

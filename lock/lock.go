@@ -100,9 +100,9 @@ type Locker interface {
 	// It returns the error of Lock, or the error of fn, unchanged. If Unlock returns an error, which
 	// matches ErrLost if the lock was lost while fn ran, Do returns a *DoError with both.
 	//
-	// An error of the lock is an *Error, which errors.As finds, and so is that of a lock that fn uses:
+	// An error of the lock is an *Error, which errors.As finds, and so is the error of a lock that fn uses:
 	// Name and Kind tell which one has failed. In a *DoError, Func is the error of fn and of the locks
-	// inside, and Unlock that of this lock. If this lock is lost while fn waits for another one, the error
+	// inside, and Unlock the error of this lock. If this lock is lost while fn waits for another one, the error
 	// of that wait matches ErrLost too, because the context of fn has ended.
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }

@@ -35,7 +35,7 @@ type Options struct {
 	AtLeast  time.Duration   // 0: Unlock releases the lock at once
 
 	MaxWaiters int     // 0: unbounded
-	Site       uintptr // a program counter of runtime.Callers; 0: that of the call
+	Site       uintptr // a program counter of runtime.Callers; 0: the line of the call
 }
 
 // Resolve evaluates opts; the last option of a kind wins. It returns an error that

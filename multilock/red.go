@@ -219,22 +219,19 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 			fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl)))
 	}
 
-	req := engine.Request{
-		Waiting: engine.Waiting{Shareable: r.shared, Shared: r.shared, Backoff: splitBackoff},
-		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters, FailFast: o.FailFast,
-		Site: callsite.Of(o.Site),
-	}
 	began := time.Now()
-	if o.Wait > 0 {
-		req.Deadline = began.Add(o.Wait)
-	}
 	if !r.s.Enter() {
 		return nil, r.object().Refused("acquire", lock.ErrClosed)
 	}
 	defer r.s.Leave()
 
 	spanCtx, span := r.s.Telemetry.StartAcquire(ctx, r.info)
-	req.OnWake = span.Woken
+	req := engine.Request{
+		Waiting: engine.Waiting{Shareable: r.shared, Shared: r.shared, Backoff: splitBackoff},
+		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, Site: callsite.Of(o.Site), Span: span,
+	}
+	req.SetWait(&o, began)
+
 	err := r.queues().Acquire(spanCtx, &req)
 	if err == nil {
 		err = h.begin(ctx, o)
@@ -352,7 +349,7 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
-	h.r.queues().Released(h.r.key, h, engine.Release{Receivers: -1})
+	h.r.queues().Ended(h.r.key, h)
 }
 
 func (r *Red) queues() *engine.Queues { return &r.all.e.Queues }

@@ -176,7 +176,7 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 	return r.result, err
 }
 
-// Do acquires a permit like Acquire, and runs fn under ctx. It returns the error of Acquire, or that of fn,
+// Do acquires a permit like Acquire, and runs fn under ctx. It returns the error of Acquire, or the error of fn,
 // unchanged. If fn is nil, the error matches lock.ErrInvalid.
 func (l *Limiter) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.WaitOption) error {
 	if fn == nil {
@@ -203,22 +203,12 @@ func (l *Limiter) acquire(ctx context.Context, n int, o lock.Options, once bool)
 	defer l.s.Leave()
 
 	r := &request{l: l, n: n, entry: newEntry(n), began: began, once: once, site: callsite.Of(o.Site)}
-	req := engine.Request{
-		Waiting:    engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
-		Key:        l.queue,
-		Acquirer:   r,
-		Once:       once,
-		MaxWaiters: o.MaxWaiters,
-		FailFast:   o.FailFast,
-		Site:       r.site,
-	}
-	if o.Bounded && !once {
-		req.Deadline = began.Add(o.Wait)
-	}
 	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.id)
-	if l.s.Telemetry != nil { // a method value allocates
-		req.OnWake = span.Woken
+	req := engine.Request{
+		Waiting: engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
+		Key:     l.queue, Acquirer: r, Once: once, Site: r.site, Span: span,
 	}
+	req.SetWait(&o, began)
 
 	err := l.all.e.Acquire(spanCtx, &req)
 	if err == nil && l.s.Err() != nil {
@@ -423,14 +413,8 @@ func (r *request) undo() (undone <-chan struct{}) {
 
 // repeat runs a script in the background until it has run. The result is closed then.
 func (l *Limiter) repeat(script *wire.Script, keys []string, args ...string) <-chan struct{} {
-	done := make(chan struct{})
 	args = append([]string{l.s.Publish, l.channel}, args...)
-	l.s.CleanUp(undoTime, func(ctx context.Context) (time.Duration, error) {
-		err := script.Exec(ctx, l.s.Client, keys, args).Error()
-		if err == nil {
-			close(done)
-		}
-		return -1, err
+	return l.s.CleanUp(undoTime, func(ctx context.Context) (time.Duration, error) {
+		return -1, script.Exec(ctx, l.s.Client, keys, args).Error()
 	})
-	return done
 }

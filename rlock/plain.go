@@ -27,8 +27,8 @@ import (
 //
 // Other libraries poll, and would rarely find a lock free for which many callers of a process
 // contend. So after every 3 s of hand-offs a process leaves the lock free for 0.3 s, in which
-// no waiter of redlatch tries, but a first attempt does. Pauses of pollers should not exceed 0.25 s, as
-// those of redsync do not by default. Pollers compete for that time among themselves, so one may still give up: beside
+// no waiter of redlatch tries, but a first attempt does. Pauses of pollers should not exceed 0.25 s; the
+// default pauses of redsync do not. Pollers compete for that time among themselves, so one may still give up: beside
 // 8 callers of redlatch that hold the lock for 20 ms, about one in a hundred calls of redsync does.
 type Plain struct {
 	object

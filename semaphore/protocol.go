@@ -397,10 +397,9 @@ func ended(err error, outcome wire.Outcome) error {
 func always(args []string) func() []string { return func() []string { return args } }
 
 // repeat repeats a request in the background, for as long as the server accepts it, and then
-// calls done with the reply, nil if there is none. If there is one, it closes answered after that.
+// calls done with the reply, nil if there is none. It closes answered after that.
 func (s *pool) repeat(seq *sequence, script *wire.Script, args func() []string, done func(reply []int64)) (answered <-chan struct{}) {
-	replied := make(chan struct{})
-	s.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
+	return s.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 		for {
 			reply, err := s.exec(ctx, script, seq, args())
 			if err == nil || final(err) {
@@ -410,7 +409,6 @@ func (s *pool) repeat(seq *sequence, script *wire.Script, args func() []string, 
 					return -1, nil //nolint:nilerr // it is final, so there is nothing to repeat
 				}
 				done(reply)
-				close(replied)
 				return -1, nil
 			}
 			if s.s.Err() == nil || ctx.Err() != nil {
@@ -419,5 +417,4 @@ func (s *pool) repeat(seq *sequence, script *wire.Script, args func() []string, 
 			time.Sleep(session.MinPause) // while the client is closing, this is the last call
 		}
 	})
-	return replied
 }

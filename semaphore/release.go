@@ -28,10 +28,8 @@ func (s *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	var err error
 	send := func(batch []*request) []engine.Answer {
 		sentCount := s.sendCount(batch, g.permits)
-		seq.batch = sentCount
-		seq.idle = idleOf(batch[:sentCount])
 		sent := time.Now() // of the first attempt: a later one may find the release done
-		grants, args := s.encode(batch[:sentCount], sent, true)
+		grants, args := s.encode(batch[:sentCount], seq, sent, true)
 		args = append(own, args...)
 		var outcome wire.Outcome
 		reply, outcome, err = s.retry(ctx, patience, seq, s.scripts.release, args)

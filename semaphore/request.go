@@ -65,23 +65,12 @@ func (s *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 
 	r := &request{pool: s, began: time.Now(), site: callsite.Of(o.Site), grant: g, once: once}
-	req := engine.Request{
-		Waiting:  engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
-		Key:      s.queueKey,
-		Acquirer: r,
-		Once:     once,
-
-		MaxWaiters: o.MaxWaiters,
-		FailFast:   o.FailFast,
-		Site:       r.site,
-	}
-	if o.Bounded && !once {
-		req.Deadline = r.began.Add(o.Wait)
-	}
 	spanCtx, span := s.s.Telemetry.StartAcquire(ctx, s.id)
-	if s.s.Telemetry != nil { // a method value allocates
-		req.OnWake = span.Woken
+	req := engine.Request{
+		Waiting: engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
+		Key:     s.queueKey, Acquirer: r, Once: once, Site: r.site, Span: span,
 	}
+	req.SetWait(&o, r.began)
 
 	err := s.queues.Acquire(spanCtx, &req)
 	overdue := err == nil && r.isLate(r.sent) // this process was suspended until the lease was over
@@ -132,7 +121,7 @@ func (r *request) Channel() string { return r.pool.channel }
 
 // Try implements engine.Acquirer.
 func (r *request) Try(ctx context.Context) (engine.Answer, error) {
-	answer := r.pool.attempt(ctx, []*request{r}, 1, !r.once, r.pool.slots.next(), time.Now())[0]
+	answer := r.pool.attempt(ctx, []*request{r}, 1, !r.once)[0]
 	return answer, answer.Err
 }
 
@@ -145,7 +134,7 @@ func (r *request) isLate(sent time.Time) bool {
 func (r *request) TryAll(ctx context.Context, all []engine.Acquirer) []engine.Answer {
 	batch := engine.As[*request](all)
 	// The attempt outlives a closing client, so that its permits can be released.
-	return r.pool.attempt(context.WithoutCancel(ctx), batch, r.pool.sendCount(batch, math.MaxInt), true, r.pool.slots.next(), time.Now())
+	return r.pool.attempt(context.WithoutCancel(ctx), batch, r.pool.sendCount(batch, math.MaxInt), true)
 }
 
 // Join implements engine.Acquirer.
@@ -196,16 +185,11 @@ func (s *pool) sendCount(batch []*request, free int) int {
 
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
-func (s *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []engine.Answer {
-	grants, args := s.encode(batch[:sentCount], sent, waits)
-	seq.batch = sentCount
-	seq.idle = idleOf(batch[:sentCount])
+func (s *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []engine.Answer {
+	seq := s.slots.next()
+	sent := time.Now()
+	grants, args := s.encode(batch[:sentCount], seq, sent, waits)
 	reply, err := s.exec(ctx, s.scripts.acquire, seq, args)
-	return s.answered(batch, sentCount, seq, sent, grants, reply, err)
-}
-
-// answered applies the reply to an attempt, or its error.
-func (s *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []engine.Answer {
 	if err == nil {
 		s.slots.done(seq)
 		return s.apply(batch, sentCount, sent, reply)
@@ -229,15 +213,17 @@ func failed(batch []*request, err error) []engine.Answer {
 	return slices.Repeat([]engine.Answer{{Err: err}}, len(batch))
 }
 
-// encode returns the grants and the script arguments of a batch.
-func (s *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
+// encode returns the grants and the script arguments of a batch, which is sent with seq.
+func (s *pool) encode(batch []*request, seq *sequence, sent time.Time, waits bool) ([]grant, []string) {
 	me := ""
 	size := s.size
 	if waits {
 		me = s.s.ID
 	}
+	seq.batch = len(batch)
 	for _, r := range batch { // they may be of other objects with this name
 		size = cmp.Or(size, r.pool.size)
+		seq.idle = cmp.Or(seq.idle, r.pool.idle)
 	}
 
 	grants := make([]grant, len(batch))
@@ -262,16 +248,6 @@ func (s *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 		args = append(args, g.ids...)
 	}
 	return grants, args
-}
-
-// idleOf returns the IdleTTL of the first request that has one: they may be of several objects with this name.
-func idleOf(batch []*request) string {
-	for _, r := range batch {
-		if r.pool.idle != "" {
-			return r.pool.idle
-		}
-	}
-	return ""
 }
 
 // apply applies the server's reply to a batch of which the first sentCount requests were

@@ -17,6 +17,7 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -191,6 +192,7 @@ func TestShares(t *testing.T) {
 	const near = 100 * time.Microsecond
 	locks := func(c *redlatch.Client) doer { return doing(c.Lock("shared")) }
 	writers := func(c *redlatch.Client) doer { return doing(c.RWLock("shared").Write()) }
+	reds := func(c *redlatch.Client) doer { return doing(c.RedLock([]lock.Locker{c.Lock("shared")})) }
 	permit := func(c *redlatch.Client) doer { return doing(c.Semaphore("shared", semaphore.Permits(1))) }
 	permits := func(c *redlatch.Client) doer { return doing(c.Semaphore("shared", semaphore.Permits(2))) }
 	ours := func(n, callers int) (all []*contender) {
@@ -214,6 +216,7 @@ func TestShares(t *testing.T) {
 		{"16 of 4", locks, time.Millisecond, ours(16, 4), 0.77},
 		{"2 of 1", locks, time.Millisecond, ours(2, 1), 0.77},
 		{"4 of 8 writers", writers, time.Millisecond, ours(4, 8), 0.77},
+		{"2 of 8 for a Redlock", reds, time.Millisecond, ours(2, 8), 0.77},
 		{"4 of 8 for permits", permits, time.Millisecond, ours(4, 8), 0.77},
 		{"1 and 1 in Java", locks, time.Millisecond, with(ours(1, 1), &contender{callers: 1, rtt: near, java: true}), 0.33},
 		{"1 and 1 in Java, long", locks, 20 * time.Millisecond, with(ours(1, 1), &contender{callers: 1, rtt: near, java: true}), 0.33},

@@ -450,7 +450,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 	}
 	c.mu.Unlock()
 
-	c.lock.e.Released(c.lock.queue, c, Release{Receivers: -1})
+	c.lock.e.Ended(c.lock.queue, c)
 
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
 	for _, h := range holds {

@@ -3,10 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -33,7 +31,7 @@ func (c *claim) handOff(ctx context.Context, by time.Time, h *Hold) error {
 		err := c.confirm(ctx, c.cohort.Enqueue(by))
 		if errors.Is(err, lock.ErrLost) {
 			c.repeatRelease()
-			c.lock.e.Released(key, c, Release{Receivers: -1})
+			c.lock.e.Ended(key, c)
 			return err
 		}
 		if err != nil {
@@ -210,154 +208,4 @@ func (c *claim) checkOwnership(ctx context.Context, by time.Time) (held bool, er
 	}
 
 	return true, nil
-}
-
-// Pass makes the first waiter of key a holder in the place of from, its only holder, and reports whether
-// it did. It calls give, with the mutex of the queue locked, which reports whether that waiter can have
-// what from has. If Pass reports false, the caller asks the server again, or releases the key and calls
-// Released.
-func (q *Queues) Pass(key Key, from Acquirer, give func(next Acquirer) bool) (passed bool) {
-	q.with(key, func(e *entry) { passed = e.passLocked(from, give) })
-	return passed
-}
-
-func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed bool) {
-	w := e.nextLocked(from)
-	if w == nil {
-		return false
-	}
-
-	length := e.queues.cfg.Turn
-	if !w.req.Ordered && e.turn.yieldIfOver(length, true) {
-		return false
-	}
-	if !w.req.Ordered && length == 0 || !give(w.req.Acquirer) {
-		return false
-	}
-
-	e.turn.acquired()
-	e.removeLocked(w)
-	w.state = granted
-	w.handed = true
-	w.signal()
-	e.holders[0] = w.req.Acquirer
-	e.unrefLocked()
-	return true
-}
-
-// EndTurn is called before a holder releases key without Pass: if the turn of this process is over, it leaves
-// the key to others.
-func (q *Queues) EndTurn(key Key, from Acquirer) {
-	q.with(key, func(e *entry) {
-		if w := e.nextLocked(from); w != nil && !w.req.Ordered {
-			e.turn.yieldIfOver(q.cfg.Turn, true)
-		}
-	})
-}
-
-// nextLocked returns the waiter that can have what from has, or nil.
-func (e *entry) nextLocked(from Acquirer) *waiter {
-	if len(e.holders) != 1 || e.holders[0] != from || e.turn.yielded != 0 {
-		return nil
-	}
-	w := e.first
-	if w == nil || w.state != waiting || w.unregistered || e.opensLocked() {
-		return nil
-	}
-	return w
-}
-
-// Waited reports whether a caller of this process waits for key.
-func (q *Queues) Waited(key Key) (waited bool) {
-	q.with(key, func(e *entry) { waited = e.first != nil })
-	return waited
-}
-
-// Waiters returns up to maxGroup waiters of key that the server has in its queue, the first first.
-func (q *Queues) Waiters(key Key) (waiters []Acquirer) {
-	q.with(key, func(e *entry) {
-		for w := e.first; w != nil && !w.unregistered && len(waiters) < maxGroup; w = w.next {
-			waiters = append(waiters, w.req.Acquirer)
-		}
-	})
-	return waiters
-}
-
-// LeavesOpen reports whether it is time for a release that leaves the key open to pollers, with the
-// payload LeftOpen.
-func (q *Queues) LeavesOpen(key Key) (open bool) {
-	q.with(key, func(e *entry) { open = e.opensLocked() })
-	return open
-}
-
-// Offer lets try make an attempt for the waiters at the head of a queue, in the request that gives back a
-// part of what they wait for. It reports false, without a call of try, if there are no waiters, an attempt
-// is under way, or it is time to release for all processes. The requests of that key have Group and
-// Counting set.
-func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
-	s := q.shard(&key)
-	s.mu.Lock()
-	e := s.entries[key]
-	if e != nil && e.first != nil {
-		e.turn.yieldIfOver(q.cfg.Turn, true)
-	}
-	if e == nil || e.first == nil || e.attempting || e.turn.yielded != 0 {
-		if e != nil {
-			e.turn.echo = e.unsubscribe != nil
-		}
-		s.mu.Unlock()
-		return false
-	}
-
-	batch := e.startAttemptLocked(e.first)
-	s.mu.Unlock()
-
-	answers := make([]Answer, len(batch))
-	defer func() { e.attempted(batch, answers, true) }() // an exporter may panic
-	answers = try(acquirers(batch))
-	return true
-}
-
-// Released ends the hold of a, whether released or lost. If this process leaves the key to others that may
-// wait, its waiters pause; otherwise its head tries at once if that can succeed.
-func (q *Queues) Released(key Key, a Acquirer, how Release) {
-	q.with(key, func(e *entry) { e.releasedLocked(a, how) })
-}
-
-func (e *entry) releasedLocked(a Acquirer, how Release) {
-	if i := slices.Index(e.holders, a); i >= 0 {
-		e.holders = slices.Delete(e.holders, i, i+1)
-	}
-	if how.leftOpen {
-		e.leaveOpenLocked()
-	}
-	e.turn.heardBy(how.Receivers, how.Receivers > 0 && e.queues.cfg.Subscribed(a.Channel()))
-
-	if how.State == StillHeld || e.first != nil && len(e.holders) > 0 && !e.first.req.Shareable {
-		e.turn.yielded = 0 // there are other holders, and no message to wait for
-	} else if how.elsewhere {
-		if e.first != nil {
-			e.first.signal() // to subscribe
-		}
-	} else if !e.waitsLocked() {
-		e.nudgeLocked(telemetry.Local)
-	}
-
-	e.unrefLocked()
-}
-
-// Gave is called when a caller has given back a part of what others take, in a request that made no attempt
-// for waiters, and whose message so many subscribers have heard.
-func (q *Queues) Gave(key Key, channel string, receivers int) {
-	s := q.shard(&key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	e := s.entryLocked(q, &key)
-	yielded := e.turn.yielded != 0
-	e.turn.heardBy(receivers, receivers > 0 && q.cfg.Subscribed(channel))
-	if !e.waitsLocked() && (yielded || receivers == 0) {
-		e.nudgeLocked(telemetry.Local) // no message comes, or it was ignored as that of the own release
-	}
-	e.unrefLocked()
 }

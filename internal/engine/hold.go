@@ -164,7 +164,7 @@ func (o *ownLease) Lost(reason lock.Reason, cause error) {
 	h.EndSpan(c.lock.s.Go)
 	if last {
 		c.lease.Forget()
-		c.lock.e.Released(c.lock.queue, c, Release{Receivers: -1})
+		c.lock.e.Ended(c.lock.queue, c)
 	}
 }
 

@@ -16,6 +16,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
@@ -85,20 +86,8 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 	defer l.s.Leave()
 
 	reqCtx, span := l.s.Telemetry.StartAcquire(ctx, l.id)
-	req := Request{
-		Waiting:    l.kind.Waiting,
-		Key:        l.queue,
-		Once:       call.once,
-		MaxWaiters: call.opts.MaxWaiters,
-		FailFast:   call.opts.FailFast,
-		Site:       call.site,
-	}
-	if call.opts.Bounded && !call.once {
-		req.Deadline = began.Add(call.opts.Wait)
-	}
-	if span != nil { // a method value is an allocation
-		req.OnWake = span.Woken
-	}
+	req := Request{Waiting: l.kind.Waiting, Key: l.queue, Once: call.once, Site: call.site, Span: span}
+	req.SetWait(&call.opts, began)
 
 	for {
 		c := new(claim)
@@ -201,6 +190,94 @@ func (q *Queues) firstResult(req *Request, answer Answer, err, denied error) err
 		err = u.Err
 	}
 	return errors.Join(q.over(req), err)
+}
+
+// relationLocked returns the relation of a request to the holders.
+func (e *entry) relationLocked(req *Request) (relation Relation, err error) {
+	if !req.Owned {
+		return Conflict, nil
+	}
+
+	for _, holder := range e.holders {
+		r, err := req.Acquirer.Join(holder)
+		if r == Reentrant || err != nil {
+			return r, err
+		}
+		relation = max(relation, r)
+	}
+
+	return relation, nil
+}
+
+// startFirstLocked begins an attempt of a caller that does not wait. It reports false if it makes one
+// Once, or callers of this process are ahead of it.
+func (e *entry) startFirstLocked(req *Request) bool {
+	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.Shareable {
+		return false
+	}
+	e.attempting = true
+	e.cause = 0
+	return true
+}
+
+// deniesLocked returns the error of a request that may not wait, because too many others do, or because they
+// wait for the server; otherwise nil.
+func (e *entry) deniesLocked(req *Request) error {
+	if head := e.first; req.FailFast && head != nil && head.err != nil {
+		return wire.NotAsked(head.err)
+	}
+	if req.MaxWaiters == 0 {
+		return nil
+	}
+
+	n := 0
+	for w := e.first; w != nil && n < req.MaxWaiters; w = w.next {
+		n++
+	}
+	if n < req.MaxWaiters {
+		return nil
+	}
+
+	return Crowded(n)
+}
+
+// Crowded is the error of a call that does not wait, because so many others do.
+func Crowded(n int) error {
+	return errors.Join(lock.ErrNotAcquired, fmt.Errorf("too many callers of this client wait already: %d (MaxWaiters)", n))
+}
+
+// finishLocked ends the attempt of a caller that does not wait. inTurn is set if startFirstLocked preceded
+// it: callers that came meanwhile have waited for it.
+func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
+	if inTurn {
+		e.attempting = false
+	}
+	if !acquired {
+		if inTurn {
+			e.nudgeLocked(telemetry.Local)
+		}
+		e.unrefLocked()
+		return
+	}
+
+	e.turn.acquired()
+	if inTurn || !req.Counting {
+		if req.Shared {
+			e.nudgeLocked(telemetry.Local)
+		}
+		e.wakeUnregisteredLocked()
+	}
+
+	e.enlistLocked(req)
+}
+
+// enlistLocked records a requester that has acquired as a holder.
+func (e *entry) enlistLocked(req *Request) {
+	if req.Counting {
+		e.unrefLocked()
+	} else {
+		e.holders = append(e.holders, req.Acquirer)
+	}
 }
 
 // try makes an attempt. pause is the pause after it, where the server does not say how long to wait.
@@ -318,7 +395,7 @@ func (c *claim) hold(ctx, parent context.Context) (*Hold, error) {
 	started := false
 	defer func() {
 		if !started { // an exporter has panicked
-			c.lock.e.Released(c.lock.queue, c, Release{Receivers: -1})
+			c.lock.e.Ended(c.lock.queue, c)
 			c.Abandon()
 		}
 	}()
@@ -334,7 +411,7 @@ func (c *claim) hold(ctx, parent context.Context) (*Hold, error) {
 	// In one step: a claim that is held is watched.
 	c.mu.Lock()
 	c.noHandOff = c.noHandOff || h.Member
-	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
+	c.lock.s.Watchdog.Watch(&c.lease, c, terms) // unless the client is closing, see returned
 	lost := c.state == claimGone
 	c.state = claimHeld
 	c.addLocked(h)
@@ -350,9 +427,6 @@ func (c *claim) hold(ctx, parent context.Context) (*Hold, error) {
 		c.Lost(lock.ReasonGone, nil)
 		c.lock.e.lost.remove(h) // no caller has had it
 		return nil, errGone
-	}
-	if !watched {
-		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	}
 	if time.Since(sent) >= watchdog.Certain(c.Lease) {
 		// This process slept through the lease.

@@ -68,11 +68,8 @@ type shard struct {
 func (q *Queues) init(cfg Config) {
 	q.cfg = cfg
 	q.seed = maphash.MakeSeed()
-	q.wakeAtEnd()
-}
 
-// wakeAtEnd wakes all waiters when Open ends, so that each waits for two channels instead of three.
-func (q *Queues) wakeAtEnd() {
+	// It wakes all waiters, so that each waits for two channels instead of three.
 	context.AfterFunc(q.cfg.Open, func() {
 		for i := range q.shards {
 			s := &q.shards[i]
@@ -92,17 +89,11 @@ func (q *Queues) wakeAtEnd() {
 type entry struct {
 	queues *Queues
 	shard  *shard
-	poll   *poll // nil: nobody has waited yet
+	timer  watchdog.Timer
 	keyState
 }
 
-// poll is the time of the next attempt that nothing else causes.
-type poll struct {
-	timer watchdog.Timer
-	at    time.Time // to which the timer is set, if it is
-}
-
-// keyState is small because each held key has one.
+// keyState is the part of an entry that is zero when the entry is reused.
 type keyState struct {
 	key     Key
 	holders []Acquirer
@@ -115,6 +106,7 @@ type keyState struct {
 	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
 	cause        telemetry.Cause // the first reason for another attempt of the head, if any
 
+	tryAt  time.Time // of the next attempt of the head that nothing else causes, if the timer is set
 	turn   turn
 	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
 }
@@ -171,9 +163,8 @@ func (e *entry) unrefLocked() {
 		return
 	}
 
-	if e.pollsLocked() {
-		e.queues.cfg.Wheel.Cancel(&e.poll.timer)
-		e.poll.at = time.Time{}
+	if !e.tryAt.IsZero() {
+		e.queues.cfg.Wheel.Cancel(&e.timer)
 	}
 	s := e.shard
 	delete(s.entries, e.key)
@@ -189,51 +180,6 @@ func (e *entry) unrefLocked() {
 	e.keyState = keyState{holders: e.holders[:0]}
 	if len(s.free) < maxFree {
 		s.free = append(s.free, e)
-	}
-}
-
-// startFirstLocked begins an attempt of a caller that does not wait. It reports false if it makes one
-// Once, or callers of this process are ahead of it.
-func (e *entry) startFirstLocked(req *Request) bool {
-	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.Shareable {
-		return false
-	}
-	e.attempting = true
-	e.cause = 0
-	return true
-}
-
-// finishLocked ends the attempt of a caller that does not wait. inTurn is set if startFirstLocked preceded
-// it: callers that came meanwhile have waited for it.
-func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
-	if inTurn {
-		e.attempting = false
-	}
-	if !acquired {
-		if inTurn {
-			e.nudgeLocked(telemetry.Local)
-		}
-		e.unrefLocked()
-		return
-	}
-
-	e.turn.acquired()
-	if inTurn || !req.Counting {
-		if req.Shared {
-			e.nudgeLocked(telemetry.Local)
-		}
-		e.wakeUnregisteredLocked()
-	}
-
-	e.enlistLocked(req)
-}
-
-// enlistLocked records a requester that has acquired as a holder.
-func (e *entry) enlistLocked(req *Request) {
-	if req.Counting {
-		e.unrefLocked()
-	} else {
-		e.holders = append(e.holders, req.Acquirer)
 	}
 }
 
@@ -277,6 +223,159 @@ func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acqui
 	}
 
 	return acquired
+}
+
+// Pass makes the first waiter of key a holder in the place of from, its only holder, and reports whether
+// it did. It calls give, with the mutex of the queue locked, which reports whether that waiter can have
+// what from has. If Pass reports false, the caller asks the server again, or releases the key and calls
+// Released.
+func (q *Queues) Pass(key Key, from Acquirer, give func(next Acquirer) bool) (passed bool) {
+	q.with(key, func(e *entry) { passed = e.passLocked(from, give) })
+	return passed
+}
+
+func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed bool) {
+	w := e.nextLocked(from)
+	if w == nil {
+		return false
+	}
+
+	length := e.queues.cfg.Turn
+	if !w.req.Ordered && e.turn.yieldIfOver(length, true) {
+		return false
+	}
+	if !w.req.Ordered && length == 0 || !give(w.req.Acquirer) {
+		return false
+	}
+
+	e.turn.acquired()
+	e.removeLocked(w)
+	w.state = granted
+	w.handed = true
+	w.signal()
+	e.holders[0] = w.req.Acquirer
+	e.unrefLocked()
+	return true
+}
+
+// EndTurn is called before a holder releases key without Pass: if the turn of this process is over, it leaves
+// the key to others.
+func (q *Queues) EndTurn(key Key, from Acquirer) {
+	q.with(key, func(e *entry) {
+		if w := e.nextLocked(from); w != nil && !w.req.Ordered {
+			e.turn.yieldIfOver(q.cfg.Turn, true)
+		}
+	})
+}
+
+// nextLocked returns the waiter that can have what from has, or nil.
+func (e *entry) nextLocked(from Acquirer) *waiter {
+	if len(e.holders) != 1 || e.holders[0] != from || e.turn.yielded != 0 {
+		return nil
+	}
+	w := e.first
+	if w == nil || w.state != waiting || w.unregistered || e.opensLocked() {
+		return nil
+	}
+	return w
+}
+
+// Waited reports whether a caller of this process waits for key.
+func (q *Queues) Waited(key Key) (waited bool) {
+	q.with(key, func(e *entry) { waited = e.first != nil })
+	return waited
+}
+
+// Waiters returns up to maxGroup waiters of key that the server has in its queue, the first first.
+func (q *Queues) Waiters(key Key) (waiters []Acquirer) {
+	q.with(key, func(e *entry) {
+		for w := e.first; w != nil && !w.unregistered && len(waiters) < maxGroup; w = w.next {
+			waiters = append(waiters, w.req.Acquirer)
+		}
+	})
+	return waiters
+}
+
+// LeavesOpen reports whether it is time for a release that leaves the key open to pollers, with the
+// payload LeftOpen.
+func (q *Queues) LeavesOpen(key Key) (open bool) {
+	q.with(key, func(e *entry) { open = e.opensLocked() })
+	return open
+}
+
+// Offer lets try make an attempt for the waiters at the head of a queue, in the request that gives back a
+// part of what they wait for. It reports false, without a call of try, if there are no waiters, an attempt
+// is under way, or it is time to release for all processes. The requests of that key have Group and
+// Counting set.
+func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
+	s := q.shard(&key)
+	s.mu.Lock()
+	e := s.entries[key]
+	if e != nil && e.first != nil {
+		e.turn.yieldIfOver(q.cfg.Turn, true)
+	}
+	if e == nil || e.first == nil || e.attempting || e.turn.yielded != 0 {
+		if e != nil {
+			e.turn.echo = e.unsubscribe != nil
+		}
+		s.mu.Unlock()
+		return false
+	}
+
+	batch := e.startAttemptLocked(e.first)
+	s.mu.Unlock()
+
+	answers := make([]Answer, len(batch))
+	defer func() { e.attempted(batch, answers, true) }() // an exporter may panic
+	answers = try(acquirers(batch))
+	return true
+}
+
+// Released ends the hold of a, whether released or lost. If this process leaves the key to others that may
+// wait, its waiters pause; otherwise its head tries at once if that can succeed.
+func (q *Queues) Released(key Key, a Acquirer, how Release) {
+	q.with(key, func(e *entry) { e.releasedLocked(a, how) })
+}
+
+// Ended is Released for a hold that was lost, or ends without a release that counts who hears of it.
+func (q *Queues) Ended(key Key, a Acquirer) { q.Released(key, a, Release{Receivers: -1}) }
+
+func (e *entry) releasedLocked(a Acquirer, how Release) {
+	if i := slices.Index(e.holders, a); i >= 0 {
+		e.holders = slices.Delete(e.holders, i, i+1)
+	}
+	if how.leftOpen {
+		e.leaveOpenLocked()
+	}
+	e.turn.heardBy(how.Receivers, how.Receivers > 0 && e.queues.cfg.Subscribed(a.Channel()))
+
+	if how.State == StillHeld || e.first != nil && len(e.holders) > 0 && !e.first.req.Shareable {
+		e.turn.yielded = 0 // there are other holders, and no message to wait for
+	} else if how.elsewhere {
+		if e.first != nil {
+			e.first.signal() // to subscribe
+		}
+	} else if !e.waitsLocked() {
+		e.nudgeLocked(telemetry.Local)
+	}
+
+	e.unrefLocked()
+}
+
+// Gave is called when a caller has given back a part of what others take, in a request that made no attempt
+// for waiters, and whose message so many subscribers have heard.
+func (q *Queues) Gave(key Key, channel string, receivers int) {
+	s := q.shard(&key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	e := s.entryLocked(q, &key)
+	yielded := e.turn.yielded != 0
+	e.turn.heardBy(receivers, receivers > 0 && q.cfg.Subscribed(channel))
+	if !e.waitsLocked() && (yielded || receivers == 0) {
+		e.nudgeLocked(telemetry.Local) // no message comes, or it was ignored as the own one
+	}
+	e.unrefLocked()
 }
 
 // Holds yields what callers of this process hold and wait for. The mutex of a shard is held

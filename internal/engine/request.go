@@ -10,6 +10,7 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // Key identifies a queue: Kind is the Queue of a Kind, and Name is the key on the server.
@@ -56,9 +57,18 @@ type Request struct {
 	// Owned is set if the requester has an owner that may hold the key already, and would wait for
 	// itself.
 	Owned bool
-	// OnWake is called on the waiter's goroutine before each further attempt, and when the key was passed
+	// Span is told, on the waiter's goroutine, why each further attempt is made, or that the key was passed
 	// on to it. It may be nil.
-	OnWake func(telemetry.Cause)
+	Span *telemetry.Acquire
+}
+
+// SetWait has the request wait as the options of a call that began then say.
+func (r *Request) SetWait(o *lock.Options, began time.Time) {
+	r.MaxWaiters = o.MaxWaiters
+	r.FailFast = o.FailFast
+	if o.Bounded && !r.Once {
+		r.Deadline = began.Add(o.Wait)
+	}
 }
 
 // ends reports whether an attempt that has failed with err ends the wait. One that a cluster could not serve
@@ -76,12 +86,6 @@ func (r *Request) pause(n int) time.Duration {
 		return 0
 	}
 	return max(r.Backoff(n), 0)
-}
-
-func (r *Request) woken(c telemetry.Cause) {
-	if r.OnWake != nil {
-		r.OnWake(c)
-	}
 }
 
 // Acquirer makes attempts. Those for one key are of one type.

@@ -35,7 +35,6 @@ type State struct {
 	since    time.Time               // of Given
 	ctx      context.Context         // the parent of the hold's context until cancel is set
 	cancel   context.CancelCauseFunc // set by the first call of Context
-	release  unending                // the context of the release
 	span     *telemetry.Hold         // nil if nobody reads it
 	lost     *lock.LostError         // the loss, or nil
 	group    Group                   // of Watch, or nil
@@ -158,19 +157,11 @@ func (s *State) End(op string, of wire.Object) error {
 // context for the requests, which ctx does not cancel. released is for Released.
 func (s *State) StartRelease(ctx context.Context) (reqCtx context.Context, released func(error)) {
 	ctx, released = s.Span().StartRelease(ctx)
-	if ctx.Done() != nil {
-		s.release.Context = ctx // a hold is released once
-		ctx = &s.release
+	if ctx.Done() != nil { // else it is an allocation for nothing
+		ctx = context.WithoutCancel(ctx)
 	}
 	return ctx, released
 }
-
-// unending is context.WithoutCancel without an allocation.
-type unending struct{ context.Context }
-
-func (*unending) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (*unending) Done() <-chan struct{}       { return nil }
-func (*unending) Err() error                  { return nil }
 
 // Released ends the spans of the release and of the hold. It returns err, the result of the
 // release.

@@ -54,13 +54,11 @@ func (c *claim) endsAlone() bool {
 func (c *claim) transferTo(ctx context.Context, by time.Time, to lock.Owner, until, unanswered time.Time) error {
 	l := c.lock
 	found := Missing
-	mayHaveRun := false
 	transfer := func(ctx context.Context) (err error) {
 		found, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
-		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}
-	err := RetryUntil(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
+	mayHaveRun, err := l.repeat(ctx, by, transfer)
 	if GoesOn(err) {
 		if unanswered.Before(until) {
 			until = unanswered
@@ -76,7 +74,7 @@ func (c *claim) transferTo(ctx context.Context, by time.Time, to lock.Owner, unt
 		}
 	}
 
-	l.e.Released(l.queue, c, Release{Receivers: -1})
+	l.e.Ended(l.queue, c)
 
 	state := Free
 	if err == nil && found == Missing {

@@ -35,7 +35,7 @@ const (
 )
 
 // turn shares a key between processes by time. The process that has released it would usually acquire it
-// again: its goroutines run already, while those of other processes have to hear of the release first.
+// again: its goroutines run already, while other processes have to hear of the release first.
 // So a process takes turns. When its turn is over it leaves the key to the others, for as long as it has had
 // the key itself, times the number of the others, which the reply of PUBLISH tells. Until then it makes an attempt
 // only if the key has been free for a pause.
@@ -160,7 +160,7 @@ func (t *turn) heardBy(receivers int, subscribed bool) {
 }
 
 // heard notes a message, and returns how long the process waits before it tries, 0 if it tries at once,
-// and less if the message is that of its own release.
+// and less if its own release has sent the message.
 func (t *turn) heard() (wait time.Duration) {
 	if t.yielded == 0 {
 		return 0

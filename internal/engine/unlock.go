@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/session"
@@ -187,16 +186,15 @@ func (c *claim) releaseError(found Release, err error) error {
 // claim: an earlier one may have released it, or it was gone before.
 func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun bool) (Release, error) {
 	var found Release
-	err := RetryUntil(ctx, by, l.s, func(ctx context.Context) (err error) {
+	tried, err := l.repeat(ctx, by, func(ctx context.Context) (err error) {
 		found, err = l.p.Release(ctx, c)
-		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
-	}, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
+	})
 
 	if GoesOn(err) {
 		l.releaseUnknown(*c, false)
 	}
-	if err == nil && found.State == NotHeld && mayHaveRun {
+	if err == nil && found.State == NotHeld && (mayHaveRun || tried) {
 		return Release{State: Free, Receivers: -1}, errNoReply
 	}
 
@@ -205,6 +203,16 @@ func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun b
 
 // errNoReply is for a claim that is not there after a request without a reply, which may have ended it.
 var errNoReply = fmt.Errorf("%w: a request had no reply, and the lock is gone now", lock.ErrIndeterminate)
+
+// repeat is RetryUntil for a request that ends a claim. mayHaveRun reports whether a try has an unknown outcome.
+func (l *Lock) repeat(ctx context.Context, by time.Time, request func(ctx context.Context) error) (mayHaveRun bool, err error) {
+	err = RetryUntil(ctx, by, l.s, func(ctx context.Context) error {
+		err := request(ctx)
+		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
+		return err
+	}, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
+	return mayHaveRun, err
+}
 
 // RetryUntil makes a request that can be repeated, again and again if it fails, until it is by. An
 // error that is final is returned at once; otherwise it matches lock.ErrIndeterminate, or
@@ -249,42 +257,23 @@ func (l *Lock) releaseUnknown(c Claim, again bool) (undone <-chan struct{}) {
 // most. If it finds nothing to undo, it is repeated after the pauses, but for the first misses of
 // them. The result is as for releaseUnknown.
 func (l *Lock) undo(d time.Duration, misses int, request func(ctx context.Context) (found bool, err error)) (undone <-chan struct{}) {
-	done := newSignal()
-	l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
+	return l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
 		found, err := request(ctx)
-		if err == nil && (found || l.s.Ordered) {
-			done.send()
-		}
-		if err != nil || found || misses == len(repetitionPauses) {
+		if err != nil || found {
 			return -1, err
+		}
+		if misses == len(repetitionPauses) {
+			return d, nil // when its time is over: a late acquisition may run yet, so it is not done
 		}
 		misses++
 		return repetitionPauses[misses-1], nil
 	})
-	return done.c
 }
 
 // leaveQueue removes the queue position of a claim that no longer waits, in the background. It is
 // retried for as long as the position may block others. The result is closed when it is removed.
 func (l *Lock) leaveQueue(c Claim) (left <-chan struct{}) {
-	done := newSignal()
-	l.s.CleanUp(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
-		err := l.kind.Positions.Leave(ctx, &c)
-		if err == nil {
-			done.send()
-		}
-		return -1, err
+	return l.s.CleanUp(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
+		return -1, l.kind.Positions.Leave(ctx, &c)
 	})
-	return done.c
-}
-
-// signal is a channel that is closed once.
-type signal struct {
-	c    chan struct{}
-	send func()
-}
-
-func newSignal() signal {
-	c := make(chan struct{})
-	return signal{c, sync.OnceFunc(func() { close(c) })}
 }

@@ -98,7 +98,7 @@ func (w *waiter) step() (over bool) {
 		if w.state > trying { // granted, failed or departed
 			e.shard.mu.Unlock()
 			if w.handed {
-				w.req.woken(telemetry.HandedOver)
+				w.req.Span.Woken(telemetry.HandedOver)
 			}
 			w.over = true
 			return true
@@ -147,7 +147,7 @@ func (w *waiter) finish() {
 	}
 }
 
-// abort removes a waiter whose OnWake or Backoff has panicked.
+// abort removes a waiter whose Span or Backoff has panicked.
 func (w *waiter) abort() {
 	e := w.entry
 	e.shard.mu.Lock()
@@ -159,7 +159,7 @@ func (w *waiter) abort() {
 	e.shard.mu.Unlock()
 
 	if holds {
-		w.queues.Released(w.req.Key, w.req.Acquirer, Release{Receivers: -1})
+		w.queues.Ended(w.req.Key, w.req.Acquirer)
 	}
 	if wasGranted {
 		w.req.Acquirer.Abandon()
@@ -187,7 +187,7 @@ func (w *waiter) attempt() {
 
 	// User code, while w only waits: a panic leaves nothing to undo but the wait.
 	if cause != 0 {
-		w.req.woken(cause)
+		w.req.Span.Woken(cause)
 	}
 	pause := w.req.pause(n)
 
@@ -413,49 +413,6 @@ func (w *waiter) failedLocked(err error) {
 	}
 	e.outage = true
 	e.lookAtLocked(time.Now().Add(pause))
-}
-
-// deniesLocked returns the error of a request that may not wait, because too many others do, or because they
-// wait for the server; otherwise nil.
-func (e *entry) deniesLocked(req *Request) error {
-	if head := e.first; req.FailFast && head != nil && head.err != nil {
-		return wire.NotAsked(head.err)
-	}
-	if req.MaxWaiters == 0 {
-		return nil
-	}
-
-	n := 0
-	for w := e.first; w != nil && n < req.MaxWaiters; w = w.next {
-		n++
-	}
-	if n < req.MaxWaiters {
-		return nil
-	}
-
-	return Crowded(n)
-}
-
-// Crowded is the error of a call that does not wait, because so many others do.
-func Crowded(n int) error {
-	return errors.Join(lock.ErrNotAcquired, fmt.Errorf("too many callers of this client wait already: %d (MaxWaiters)", n))
-}
-
-// relationLocked returns the relation of a request to the holders.
-func (e *entry) relationLocked(req *Request) (relation Relation, err error) {
-	if !req.Owned {
-		return Conflict, nil
-	}
-
-	for _, holder := range e.holders {
-		r, err := req.Acquirer.Join(holder)
-		if r == Reentrant || err != nil {
-			return r, err
-		}
-		relation = max(relation, r)
-	}
-
-	return relation, nil
 }
 
 // Admit lets waiters of the same owner join a holder, as soon as it can be joined.

@@ -58,7 +58,7 @@ func (e *entry) busyLocked(a Answer) {
 	}
 
 	at := time.Now().Add(pause)
-	if e.outage && (!e.pollsLocked() || e.poll.at.Before(at)) {
+	if e.outage && e.tryAt.Before(at) {
 		return // unregistered waiters try before
 	}
 
@@ -67,19 +67,13 @@ func (e *entry) busyLocked(a Answer) {
 
 // lookAtLocked schedules an attempt of the head.
 func (e *entry) lookAtLocked(at time.Time) {
-	if e.poll == nil {
-		e.poll = &poll{}
-	}
-	e.poll.at = at
-	e.queues.cfg.Wheel.Schedule(&e.poll.timer, at, e)
+	e.tryAt = at
+	e.queues.cfg.Wheel.Schedule(&e.timer, at, e)
 }
-
-// pollsLocked reports whether an attempt of the head is scheduled.
-func (e *entry) pollsLocked() bool { return e.poll != nil && !e.poll.at.IsZero() }
 
 // armLocked makes sure that the head makes another attempt.
 func (e *entry) armLocked() {
-	if !e.pollsLocked() {
+	if e.tryAt.IsZero() {
 		e.lookAtLocked(time.Now().Add(safetyPoll))
 	}
 }
@@ -89,11 +83,11 @@ func (e *entry) Expire(now time.Time) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 
-	if !e.pollsLocked() || now.Before(e.poll.at) {
+	if e.tryAt.IsZero() || now.Before(e.tryAt) {
 		return
 	}
 
-	e.poll.at = time.Time{}
+	e.tryAt = time.Time{}
 	e.outage = false
 	e.nudgeLocked(telemetry.Timer)
 	e.wakeUnregisteredLocked()

@@ -182,6 +182,7 @@ type pendingCleanup struct {
 	due, until time.Time
 	retryAfter time.Duration // an error
 	ran        bool          // without an error
+	done       chan struct{} // of CleanUp; nil when it is closed
 }
 
 // pendingCleanups are a heap: the first is due first.
@@ -213,22 +214,43 @@ func (cs *cleanups) resting() int {
 
 // CleanUp runs c in the background, at once and then after the pauses, for d at most. When the
 // session closes, each pending cleanup runs once more. If the session is closed already, c runs
-// once before CleanUp returns.
-func (s *Session) CleanUp(d time.Duration, c Cleanup) {
+// once before CleanUp returns. The result is closed after the last run without an error; after the first
+// one if the server runs requests in their order, because c then overtakes no request sent before.
+func (s *Session) CleanUp(d time.Duration, c Cleanup) (done <-chan struct{}) {
 	now := time.Now()
+	p := &pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause, done: make(chan struct{})}
+	done = p.done
 	cs := &s.cleanups
 	cs.mu.Lock()
 	cs.hireLocked(s)
 	closed := cs.workers == 0
 	if !closed {
-		cs.addLocked(&pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
+		cs.addLocked(p)
 	}
 	cs.mu.Unlock()
 	if closed {
 		ctx, cancel := context.WithDeadline(context.Background(), s.lastRunEnds())
 		defer cancel()
-		_, _ = c(ctx)
+		_, _ = p.exec(ctx, s)
 	}
+
+	return done
+}
+
+// exec runs p once, and returns the pause before the next run, negative if there is none.
+func (p *pendingCleanup) exec(ctx context.Context, s *Session) (pause time.Duration, err error) {
+	pause, err = p.run(ctx)
+	if err != nil && !wire.IsRefused(err) {
+		p.retryAfter = min(2*p.retryAfter, maxPause)
+		pause = p.retryAfter
+	}
+	p.ran = err == nil
+
+	if p.ran && p.done != nil && (pause < 0 || s.Ordered) {
+		close(p.done)
+		p.done = nil
+	}
+	return pause, err
 }
 
 // lastRunEnds returns when the requests of a session that closes now have to end. A Shutdown that was not in time
@@ -326,13 +348,8 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		cs.signal()
 		cs.mu.Unlock()
 		runCtx, cancel := context.WithDeadline(runCtx, until)
-		pause, err := p.run(runCtx)
+		pause, err := p.exec(runCtx, s)
 		cancel()
-		if err != nil && !wire.IsRefused(err) {
-			p.retryAfter = min(2*p.retryAfter, maxPause)
-			pause = p.retryAfter
-		}
-		p.ran = err == nil
 		cs.mu.Lock()
 
 		// A server that answers gets twice as many at once after each round trip. One that does not is

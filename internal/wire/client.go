@@ -184,7 +184,7 @@ type queue struct {
 
 // A batch is the context of its requests: it has an error as long as a caller has left that could
 // still be spared its request. rueidis asks for that error when it has a connection, just before it
-// sends. Its values are those of the first request.
+// sends. Its values come from the first request.
 type batch struct {
 	pipelined
 	q        *queue

@@ -96,7 +96,7 @@ type Object struct{ Kind, Name string }
 
 // Failed returns the error of a call for op that began then, under ctx: nil if err is nil, and
 // otherwise a *lock.Error that matches one kind, the one that err matches or else KindOf(err), or what
-// err states as a fact. A zero time is that of a call that could send nothing.
+// err states as a fact. began is zero for a call that could send nothing.
 func (o Object) Failed(ctx context.Context, op string, began time.Time, err error) error {
 	if err == nil {
 		return nil
