@@ -23,6 +23,9 @@ func margin(grace time.Duration) time.Duration { return max(grace/5, 50*time.Mil
 // them.
 const killed = 200 * time.Millisecond
 
+// shellTime is how long a shell is given to see that its job has stopped.
+const shellTime = 100 * time.Millisecond
+
 // Run runs cmd in a process group of its own, and returns when it has ended. Signals that arrive are
 // forwarded to the group. When the lease is lost, or less than the grace time is left of it or until the
 // end of the bounds, the group gets SIGTERM, and SIGKILL after the grace time or just before the end,
@@ -74,6 +77,8 @@ type supervisor struct {
 	end   time.Time // of the lease, as last seen, or of the bounds
 	left  bool      // as in Result
 	check *time.Timer
+
+	stopping bool // Ctrl-Z has stopped the rest of the job
 }
 
 // notify has the signals of job control sent to s.jobs.
@@ -116,6 +121,7 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 				s.resume()
 			}
 			if stopped {
+				s.stopping = true
 				s.signal(syscall.SIGTSTP)
 			}
 		case <-over:
@@ -197,21 +203,41 @@ func (s *supervisor) look() {
 
 // suspend is called when the command was stopped by a signal.
 func (s *supervisor) suspend(by syscall.Signal) {
-	switch t := s.terminal; {
-	case t == nil, s.lost != nil:
+	t := s.terminal
+	if t == nil || s.lost != nil {
 		return
-	case (by == syscall.SIGTTIN || by == syscall.SIGTTOU) && t.isForeground(t.own):
-		t.give(s.group)
-	default:
-		// After "fg" or "bg" the job goes on, even if this process learns of both that and Ctrl-Z now.
-		if _, continued := s.arrived(); continued {
-			break
-		}
-		s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
-		t.suspend()
-		s.arrived() // the stop is over, and each Ctrl-Z before its end
 	}
+
+	stopped, continued := s.arrived()
+	s.stopping = stopped || s.stopping && !continued
+	asks := by == syscall.SIGTTIN || by == syscall.SIGTTOU
+	if asks && !s.stopping && t.isForeground(t.own) {
+		t.give(s.group)
+	} else if s.stopping || !continued { // else the job goes on: this process learns of Ctrl-Z and of "fg" or "bg" now
+		seen, continued := s.awaitShell()
+		if !continued {
+			s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
+			t.suspend(seen)
+			s.arrived() // the stop is over, and each Ctrl-Z before its end
+		}
+	}
+	s.stopping = false
 	s.resume()
+}
+
+// awaitShell waits a moment until the shell has seen that Ctrl-Z has stopped the rest of the job: it takes the terminal
+// then. The job may be continued already: then this process must not stop it once more.
+func (s *supervisor) awaitShell() (seen, continued bool) {
+	t := s.terminal
+	for end := time.Now().Add(shellTime); s.stopping && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if _, continued := s.arrived(); continued {
+			return false, true
+		}
+		if !t.isForeground(t.own) && !t.isForeground(t.group) {
+			return true, false
+		}
+	}
+	return false, false
 }
 
 // resume continues the command unless the lease is over.

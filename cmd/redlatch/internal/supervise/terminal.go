@@ -75,12 +75,16 @@ func (t *terminal) take() bool {
 }
 
 // suspend stops the job of this process, and returns when it continues. The kernel does not stop a
-// job that no shell could continue; suspend then returns after a while.
-func (t *terminal) suspend() {
+// job that no shell could continue; suspend then returns after a while. With seen set the shell has taken the terminal
+// since the job began to stop: if it has given the terminal back it continues the job, which then must not stop again.
+func (t *terminal) suspend(seen bool) {
 	had := t.take()
 	continued := make(chan os.Signal, 1)
 	signal.Notify(continued, syscall.SIGCONT)
 	defer signal.Stop(continued)
+	if seen && t.isForeground(t.own) {
+		return
+	}
 	stopJob()
 	select {
 	case <-continued:
