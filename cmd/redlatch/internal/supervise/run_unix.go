@@ -140,8 +140,9 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 	}
 }
 
-// arrived takes the signals of job control that have arrived, the given ones first. It reports whether the job is
-// to stop and whether it was continued, which takes back an earlier stop, and forwards changes of the window.
+// arrived takes the signals of job control that have arrived, and the given ones. It reports whether the job is to stop
+// or was continued, and forwards changes of the window. Package os/signal does not keep the order of signals: of
+// both, the stop counts as the earlier one.
 func (s *supervisor) arrived(signals ...os.Signal) (stopped, continued bool) {
 	for len(s.jobs) > 0 {
 		signals = append(signals, <-s.jobs)
@@ -151,12 +152,12 @@ func (s *supervisor) arrived(signals ...os.Signal) (stopped, continued bool) {
 		case syscall.SIGTSTP:
 			stopped = true
 		case syscall.SIGCONT:
-			stopped, continued = false, true
+			continued = true
 		default:
 			s.signal(sig.(syscall.Signal))
 		}
 	}
-	return stopped, continued
+	return stopped && !continued, continued
 }
 
 // over returns the reason why the lease or the time of the command is over or about to end, or nil.
@@ -209,20 +210,26 @@ func (s *supervisor) suspend(by syscall.Signal) {
 	}
 
 	stopped, continued := s.arrived()
-	s.stopping = stopped || s.stopping && !continued
+	s.stopping = !continued && (stopped || s.stopping)
 	asks := by == syscall.SIGTTIN || by == syscall.SIGTTOU
 	if asks && !s.stopping && t.isForeground(t.own) {
 		t.give(s.group)
-	} else if s.stopping || !continued { // else the job goes on: this process learns of Ctrl-Z and of "fg" or "bg" now
-		seen, continued := s.awaitShell()
-		if !continued {
-			s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
-			t.suspend(seen)
-			s.arrived() // the stop is over, and each Ctrl-Z before its end
-		}
+	} else if !continued { // else the job goes on: this process learns of Ctrl-Z and of "fg" or "bg" now
+		s.stop()
 	}
 	s.stopping = false
 	s.resume()
+}
+
+// stop stops the command and the job, and returns when the job goes on.
+func (s *supervisor) stop() {
+	seen, continued := s.awaitShell()
+	if continued {
+		return
+	}
+	s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
+	s.terminal.suspend(seen)
+	s.arrived() // the stop is over, and each Ctrl-Z before its end
 }
 
 // awaitShell waits a moment until the shell has seen that Ctrl-Z has stopped the rest of the job: it takes the terminal
