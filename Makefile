@@ -26,7 +26,7 @@ FULL    = redis-server-8.0,valkey-server-9.1,redis-server-6.2,valkey-server-8.0
 SAMPLED = redis-server-7.0,valkey-server-8.1
 
 # Packages whose tests start no server.
-SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/engine ./internal/telemetry \
+SERVERLESS = ./lock ./lock/driver ./scripts/... ./internal/lockstep ./internal/engine ./internal/telemetry \
 	./internal/watchdog ./internal/wire
 
 # A share of test-all: i of n.

@@ -35,7 +35,7 @@ var importable = map[string]map[string]string{
 		"once": "github.com/redlatch/redlatch/once", "rlock": "github.com/redlatch/redlatch/rlock",
 		"rwlock": "github.com/redlatch/redlatch/rwlock", "semaphore": "github.com/redlatch/redlatch/semaphore",
 		"ratelimit": "github.com/redlatch/redlatch/ratelimit",
-		"grouplock": "github.com/redlatch/redlatch/grouplock",
+		"grouplock": "github.com/redlatch/redlatch/grouplock", "locktest": "github.com/redlatch/redlatch/lock/locktest",
 	},
 	"contrib/httplimit": {"httplimit": "github.com/redlatch/redlatch/contrib/httplimit"},
 	"contrib/httplock":  {"httplock": "github.com/redlatch/redlatch/contrib/httplock"},

@@ -15,11 +15,40 @@ import (
 
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/locktest"
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// What every lock promises is tested in internal/contract, also for a Locker. These are the tests of
-// what only a Locker does.
+// What every lock promises is tested by TestLockerConformance, and in internal/contract, also for a Locker. The others are
+// the tests of what only a Locker does.
+
+// lockers are what the clients of a test share.
+type lockers struct{ *sync.Map }
+
+func (all lockers) Lock(name string) lock.Locker {
+	l, _ := all.LoadOrStore(name, redlatchtest.NewLocker(name))
+	return l.(lock.Locker)
+}
+
+func (lockers) Close() {}
+
+func TestLockerConformance(t *testing.T) {
+	all := lockers{new(sync.Map)}
+	locktest.Run(t, locktest.Suite{
+		NewClient: func(testing.TB) locktest.Client { return all },
+		Kind:      "lock",
+		Fenced:    true, Fair: true, Reentrant: true, Leased: true, Extends: true, AtLeast: true,
+		Settle: 100 * time.Millisecond,
+		Left: func(t testing.TB, name string) (left []string) {
+			l := all.Lock(name).(*redlatchtest.Locker)
+			if held, err := l.IsLocked(t.Context()); err != nil || held {
+				left = append(left, "a hold")
+			}
+			return append(left, make([]string, l.Waiting())...)
+		},
+		Around: func(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) },
+	})
+}
 
 func mustLock(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 	t.Helper()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -287,49 +286,6 @@ func TestForcedOpenInALoop(t *testing.T) {
 		t.Logf("forced open %d times, %d holds were told", forced.Load(), lost.Load())
 		require.Positive(t, forced.Load())
 		harness.Idle(t, c)
-	})
-}
-
-func TestDo(t *testing.T) {
-	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
-		l := k.of(harness.Client(t, s), "orders")
-		taken := func(want bool) {
-			t.Helper()
-			h, err := k.rival(harness.Client(t, s), "orders").TryLock(t.Context())
-			if want {
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-				return
-			}
-			require.NoError(t, err)
-			require.NoError(t, h.Unlock(t.Context()))
-		}
-		boom := errors.New("boom")
-		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			taken(true)
-			return ctx.Err()
-		}))
-		require.Equal(t, boom, l.Do(t.Context(), func(context.Context) error { return boom }), "unchanged")
-		taken(false)
-		require.PanicsWithValue(t, "boom", func() {
-			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
-		})
-		taken(false)
-		if !k.leased {
-			return
-		}
-		err := l.Do(t.Context(), func(ctx context.Context) error {
-			k.forgotten(t, s.Addr, ctx)
-			return boom
-		})
-		lost := l.Do(t.Context(), func(ctx context.Context) error {
-			k.forgotten(t, s.Addr, ctx)
-			return context.Cause(ctx)
-		})
-		require.Equal(t, 1, strings.Count(lost.Error(), lock.ErrLost.Error()), lost)
-		var both *lock.DoError
-		require.ErrorAs(t, err, &both)
-		require.Equal(t, boom, both.Func)
-		require.ErrorIs(t, both.Unlock, lock.ErrLost)
 	})
 }
 

@@ -2,7 +2,6 @@ package contract_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -50,34 +49,6 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-func TestHoldContext(t *testing.T) {
-	eachKind(t, andInMemory(leased), func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		l := k.of(c, "orders")
-		type key struct{}
-		parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
-		defer cancel()
-
-		h := mustLock(t, parent, l)
-		require.Equal(t, "value", h.Context().Value(key{}))
-		require.Same(t, h.Context(), h.Context())
-		require.NoError(t, h.Context().Err())
-		require.NoError(t, h.Unlock(parent))
-		require.Equal(t, context.Canceled, context.Cause(h.Context()))
-
-		// The end of the parent ends the context, not the hold; Unlock still works.
-		h = mustLock(t, parent, l)
-		cancel()
-		require.Error(t, h.Context().Err())
-		require.Greater(t, h.Remaining(), 20*time.Second)
-		isTaken(t, k.rival(c, "orders"))
-		require.NoError(t, h.Unlock(parent))
-		require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
-		require.ErrorIs(t, h.Unlock(parent), lock.ErrNotHeld)
-		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
-	})
-}
-
 func TestExtend(t *testing.T) {
 	eachKind(t, andInMemory(leased), func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
@@ -108,43 +79,6 @@ func TestExtend(t *testing.T) {
 			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
 			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		}
-	})
-}
-
-// With lock.Parent the context of the call bounds the wait only, also for a hold that was passed on
-// or is the second of its owner.
-func TestParentOfAHold(t *testing.T) {
-	type key struct{}
-	ended := errors.New("ended")
-	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
-		c := s.Client(t)
-		check := func(before lock.Hold, owner lock.Owner) {
-			t.Helper()
-			parent, endParent := context.WithCancelCause(context.WithValue(t.Context(), key{}, k.name))
-			wait, endWait := context.WithCancel(lock.WithOwner(t.Context(), owner))
-			call := harness.StartLock(t, wait, k.of(c, "orders"), lock.Parent(parent))
-			time.Sleep(time.Millisecond)
-			if before != nil {
-				require.NoError(t, before.Unlock(t.Context()))
-			}
-			h := call.Got()
-			endWait()
-			synctest.Wait()
-			require.NoError(t, h.Context().Err())
-			require.Equal(t, k.name, h.Context().Value(key{}))
-			endParent(ended)
-			synctest.Wait()
-			require.ErrorIs(t, context.Cause(h.Context()), ended)
-			require.NoError(t, h.Unlock(t.Context()))
-		}
-		check(nil, lock.Owner{})
-		check(mustLock(t, t.Context(), k.rival(c, "orders")), lock.Owner{})
-		if reentrant(k) {
-			owner := c.NewOwner()
-			first := mustLock(t, lock.WithOwner(t.Context(), owner), k.of(c, "orders"))
-			check(nil, owner)
-			require.NoError(t, first.Unlock(t.Context()))
 		}
 	})
 }

@@ -208,31 +208,6 @@ func TestALongerLeaseOfAnEndedHoldStays(t *testing.T) {
 	})
 }
 
-// Two goroutines of one owner want the lock that another has: when one gets it, the other
-// joins it.
-func TestGoroutinesOfOneOwnerJoin(t *testing.T) {
-	eachKind(t, andInMemory(reentrant), func(t *testing.T, s *testserver.Server, k kind) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		for _, held := range []*redlatch.Client{c, other} {
-			theirs := mustLock(t, t.Context(), k.rival(held, "orders"))
-			var calls []*call
-			for range 3 {
-				calls = append(calls, harness.StartLock(t, ctx, k.of(c, "orders")))
-			}
-			harness.Eventually(t, soon, "they wait", func() bool { return k.waiting(3, c) })
-			require.NoError(t, theirs.Unlock(t.Context()))
-			for _, w := range calls {
-				w.Got()
-			}
-			for _, w := range calls {
-				require.NoError(t, w.Got().Unlock(ctx))
-			}
-			harness.Idle(t, c)
-		}
-	})
-}
-
 // A second Lock of an owner sends nothing, unless it is to last for longer than the server
 // knows.
 func TestReentrySendsNothing(t *testing.T) {

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"sync"
-
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 )
@@ -14,7 +12,7 @@ type Engine struct {
 
 	lost        lostHolds
 	hashRenewer watchdog.Renewer
-	nested      sync.Map // pairs of call sites; see WarnNested
+	nested      Nested
 }
 
 // New returns the engine of a client. There is one for each session.

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"log/slog"
+	"sync"
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -34,7 +36,7 @@ type nested struct {
 
 type nestedKey struct{}
 
-// ContextOf is Context for the hold that embeds s, so that WarnNested and From find it.
+// ContextOf is Context for the hold that embeds s, so that Nested and From find it.
 func (s *State) ContextOf(h ContextHold) context.Context {
 	s.mu.Lock()
 	if s.cancel == nil {
@@ -53,10 +55,19 @@ func From(ctx context.Context) ContextHold {
 	return nil
 }
 
-// WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of l, which
+// WarnNested is Nested.Warn for the locks of a client.
+func (e *Engine) WarnNested(ctx context.Context, l telemetry.Lock, locks ...LockID) {
+	e.nested.Warn(ctx, e.Session.Logger, l, locks...)
+}
+
+// Nested are the pairs of call sites, of a hold and of a call under it, that a client has warned of. The zero Nested is
+// ready for use.
+type Nested struct{ warned sync.Map }
+
+// Warn logs a warning if ctx comes from a hold that blocks an acquisition of l, which
 // consists of those locks: the acquisition waits for its own caller. It logs once for each
 // pair of call sites.
-func (e *Engine) WarnNested(ctx context.Context, l telemetry.Lock, locks ...LockID) {
+func (w *Nested) Warn(ctx context.Context, log *slog.Logger, l telemetry.Lock, locks ...LockID) {
 	n, _ := ctx.Value(nestedKey{}).(*nested)
 	if n == nil {
 		return
@@ -66,16 +77,16 @@ func (e *Engine) WarnNested(ctx context.Context, l telemetry.Lock, locks ...Lock
 	for ; n != nil; n = n.outer {
 		for _, id := range locks {
 			if n.hold.Conflicts(id, owner) {
-				e.warnNested(n, l, callsite.Here())
+				w.warn(log, n, l, callsite.Here())
 				return
 			}
 		}
 	}
 }
 
-func (e *Engine) warnNested(n *nested, l telemetry.Lock, called callsite.Site) {
-	if _, before := e.nested.LoadOrStore([2]callsite.Site{*n.site, called}, true); !before {
-		e.Session.Logger.Warn("redlatch: Lock was called under a hold on the same lock, and may wait for itself; lock.WithOwner permits re-entry",
+func (w *Nested) warn(log *slog.Logger, n *nested, l telemetry.Lock, called callsite.Site) {
+	if _, before := w.warned.LoadOrStore([2]callsite.Site{*n.site, called}, true); !before {
+		log.Warn("redlatch: Lock was called under a hold on the same lock, and may wait for itself; lock.WithOwner permits re-entry",
 			"name", text.Safe(l.Name), "kind", l.Kind, "held", n.site.String(), "called", called.String())
 	}
 }

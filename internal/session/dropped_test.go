@@ -27,9 +27,9 @@ func TestDroppedHoldsAreLoggedOncePerSecond(t *testing.T) {
 		}
 		require.Equal(t, 3, strings.Count(log.String(), "\n"))
 		require.Contains(t, last(), "number=20 suppressed=9")
-		s.dropped.flush(s.Logger)
+		s.dropped.Flush(s.Logger)
 		require.Contains(t, last(), "suppressed=4")
-		s.dropped.flush(s.Logger)
+		s.dropped.Flush(s.Logger)
 		require.Equal(t, 4, strings.Count(log.String(), "\n"))
 		time.Sleep(time.Minute)
 		s.LogDropped("dropped", "number", 25)

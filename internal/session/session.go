@@ -61,7 +61,7 @@ type Session struct {
 	serverAwaited atomic.Bool // see AwaitServer
 	process       process
 	warned        atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
-	dropped       dropped
+	dropped       Dropped
 
 	mu      sync.Mutex
 	closed  bool
@@ -335,5 +335,5 @@ func (s *Session) Close() {
 	s.Watchdog.Close()
 	s.Hub.Close()
 	s.tasks.Wait()
-	s.dropped.flush(s.Logger)
+	s.dropped.Flush(s.Logger)
 }

@@ -113,6 +113,15 @@ func (o Object) ReadFailed(ctx context.Context, op string, began time.Time, err 
 	return o.failed(ctx, op, began, err, lock.ErrUnavailable)
 }
 
+// StoreFailed is Failed for a store whose errors say what they are: an error that matches no kind is a refusal, unless
+// no connection could be made.
+func (o Object) StoreFailed(ctx context.Context, op string, began time.Time, err error) error {
+	if err == nil {
+		return nil
+	}
+	return o.failed(ctx, op, began, err, nil)
+}
+
 // Ended returns the error of a call for op that began then, and that only the end of ctx has ended: it
 // has no kind, because nothing has failed.
 func (o Object) Ended(ctx context.Context, op string, began time.Time) error {

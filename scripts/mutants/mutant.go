@@ -54,7 +54,7 @@ func (m mutant) diff(src []byte) string {
 
 // production are the packages whose code is mutated.
 var production = []string{
-	".", "countdown", "election", "fairlock", "grouplock", "lock", "multilock", "once", "probe", "pubsub", "ratelimit", "rlock", "rwlock", "semaphore",
+	".", "countdown", "election", "fairlock", "grouplock", "lock", "lock/driver", "multilock", "once", "probe", "pubsub", "ratelimit", "rlock", "rwlock", "semaphore",
 	"internal/callsite", "internal/engine", "internal/hub", "internal/session", "internal/telemetry", "internal/text", "internal/watchdog",
 	"internal/wire",
 }

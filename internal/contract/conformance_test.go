@@ -1,0 +1,87 @@
+package contract_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/locktest"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// conforming is a client of locktest.
+type conforming struct {
+	*redlatch.Client
+	k    kind
+	gate *harness.Gate
+}
+
+func (c conforming) Lock(name string) lock.Locker {
+	if c.k.free != "" {
+		return permits{c.PermitSemaphore(name, semaphore.Permits(1))}
+	}
+	return c.k.of(c.Client, name)
+}
+
+// Every lock keeps the contract that locks of other stores keep.
+func TestConformance(t *testing.T) {
+	const timeout = 3 * time.Second // of the watchdog
+	harness.EachOf(t, choose(leased), func(k kind) string { return k.name }, func(t *testing.T, s *testserver.Server, k kind) {
+		suite := locktest.Suite{
+			NewClient: func(t testing.TB) locktest.Client {
+				c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout), quiet)
+				return conforming{c, k, g}
+			},
+			Kind:   k.kindOf(),
+			Fenced: k.tokens, Fair: strings.HasSuffix(k.name, "fair"), Reentrant: !k.once, Leased: true, Extends: true,
+			AtLeast: keeps(k), Closes: true, Expires: true,
+			Settle: 250 * time.Millisecond,
+			Expiry: timeout,
+			CutOff: func(_ testing.TB, c locktest.Client) func() {
+				g := c.(conforming).gate
+				g.Stall()
+				return func() { _ = g.Open() }
+			},
+			Left: func(t testing.TB, name string) []string {
+				keys, err := testserver.Query(s.Addr, "KEYS", "*")
+				require.NoError(t, err)
+				return slices.DeleteFunc(keys, func(key string) bool {
+					return !strings.Contains(key, name) || strings.HasPrefix(key, "redisson_unlock_latch:") ||
+						k.stays != "" && strings.HasPrefix(key, strings.Split(k.stays, "%s")[0])
+				})
+			},
+		}
+		if k.polls {
+			suite.Settle = time.Second
+		}
+		if k.free != "" { // which stays
+			suite.Left = nil
+			suite.Skip = map[string]string{"input": "a lease without end is valid"}
+		}
+		if k.name == "multi" {
+			suite.Skip = map[string]string{"max-waiters": "the members have their own waiters"}
+		}
+		if k.name == "election" {
+			suite.Skip = map[string]string{"input": "its calls have other names", "detach": "the adapter detaches"}
+		}
+		if k.shared {
+			suite.Kind = "" // its rival is of another
+			suite.Rival = func(c locktest.Client, name string) lock.Locker { return k.rival(c.(conforming).Client, name) }
+		}
+		if k.name == "write" {
+			suite.RWLock = func(c locktest.Client, name string) (read, write lock.Locker) {
+				l := c.(conforming).RWLock(name)
+				return l.Read(), l.Write()
+			}
+		}
+		locktest.Run(t, suite)
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
