@@ -1,0 +1,600 @@
+//go:build linux
+
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// A call whose reply is lost finds its key again, and one that gives up leaves none.
+func TestLostReply(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr})
+
+	for i, try := range []bool{false, true} {
+		name := fmt.Sprintf("lost-reply-%d", i)
+		p.set(deaf)
+		call := harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) {
+			if try {
+				return c.Lock(name).TryLock(ctx)
+			}
+			return c.Lock(name).Lock(ctx)
+		})
+		waiting(t, etcd, name, 1)
+		p.set(closed)
+		p.set(passing)
+		if try { // it makes one attempt for each endpoint
+			assert.ErrorIs(t, call.End(), lock.ErrIndeterminate)
+			nothingLeft(t, etcd, name)
+			continue
+		}
+		h := call.Got()
+		assert.Len(t, left(t, etcd, name), 1)
+		require.NoError(t, h.Unlock(t.Context()))
+		assert.Empty(t, left(t, etcd, name))
+	}
+
+	p.set(deaf)
+	ctx, cancel := context.WithCancel(t.Context())
+	call := harness.StartLock(t, ctx, c.Lock("lost-reply"))
+	waiting(t, etcd, "lost-reply", 1)
+	cancel()
+	assert.ErrorIs(t, call.End(), lock.ErrIndeterminate)
+	assert.ErrorIs(t, call.Err, context.Canceled)
+	p.set(closed)
+	p.set(passing)
+	nothingLeft(t, etcd, "lost-reply")
+}
+
+// A release whose reply is lost is indeterminate, and is made.
+func TestLostRelease(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr})
+	h, err := c.Lock("lost-release").Lock(t.Context())
+	require.NoError(t, err)
+	p.set(deaf)
+	unlock := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, h.Unlock(ctx) })
+	nothingLeft(t, etcd, "lost-release")
+	p.set(closed)
+	p.set(passing)
+	assert.ErrorIs(t, unlock.End(), lock.ErrIndeterminate)
+}
+
+// leaseOf returns the lease of the only key of a name.
+func leaseOf(t testing.TB, etcd *clientv3.Client, name string) clientv3.LeaseID {
+	t.Helper()
+	keys, err := etcd.Get(t.Context(), "redlatch/"+name+"/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	require.Len(t, keys.Kvs, 1)
+	return clientv3.LeaseID(keys.Kvs[0].Lease)
+}
+
+// A key that a late request makes is removed.
+func TestLateRequest(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr})
+	p.set(deaf)
+	ctx, cancel := context.WithCancel(t.Context())
+	call := harness.StartLock(t, ctx, c.Lock("late"))
+	waiting(t, etcd, "late", 1)
+	key := left(t, etcd, "late")[0]
+	id := leaseOf(t, etcd, "late")
+	cancel()
+	require.Error(t, call.End())
+	p.set(closed)
+	p.set(passing)
+	nothingLeft(t, etcd, "late")
+
+	time.Sleep(ttl)
+	_, err := etcd.Put(t.Context(), key, "", clientv3.WithLease(id))
+	require.NoError(t, err)
+	nothingLeft(t, etcd, "late")
+	h, err := c.Lock("late").Lock(t.Context())
+	require.NoError(t, err)
+	assert.NotEqual(t, key, left(t, etcd, "late")[0])
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// A hold whose key, or whose lease, was removed by hand is lost. A call that waits joins the queue again.
+func TestRemoved(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	remove := map[string]func(t *testing.T, name string){
+		"key": func(t *testing.T, name string) {
+			for _, key := range left(t, etcd, name) {
+				if strings.Contains(key, "/w-") {
+					_, err := etcd.Delete(t.Context(), key)
+					require.NoError(t, err)
+				}
+			}
+		},
+		"lease": func(t *testing.T, name string) {
+			_, err := etcd.Revoke(t.Context(), leaseOf(t, etcd, name))
+			require.NoError(t, err)
+		},
+	}
+	for what, remove := range remove {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			name := "removed-" + what
+			c := locksOf(t, etcd)
+			h, err := c.Lock(name).Lock(t.Context())
+			require.NoError(t, err)
+			remove(t, name)
+			lost(t, h, bound, lock.ReasonGone)
+			h, err = c.Lock(name).Lock(t.Context(), lock.Wait(bound))
+			require.NoError(t, err)
+			require.NoError(t, h.Unlock(t.Context()))
+
+			// Unlock notices it at once.
+			h, err = c.Lock(name).Lock(t.Context(), lock.Wait(bound))
+			require.NoError(t, err)
+			remove(t, name)
+			assert.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+			other := locksOf(t, etcd)
+			held, err := other.Lock(name).Lock(t.Context())
+			require.NoError(t, err)
+			call := harness.StartLock(t, t.Context(), c.Lock(name))
+			waiting(t, etcd, name, 2)
+			var keys []string
+			for _, key := range left(t, etcd, name) {
+				kv, err := etcd.Get(t.Context(), key)
+				require.NoError(t, err)
+				if string(kv.Kvs[0].Value) != lock.OwnerOf(held).String() {
+					keys = append(keys, key)
+				}
+			}
+			require.Len(t, keys, 1)
+			if what == "key" {
+				_, err = etcd.Delete(t.Context(), keys[0])
+			} else {
+				kv, getErr := etcd.Get(t.Context(), keys[0])
+				require.NoError(t, getErr)
+				_, err = etcd.Revoke(t.Context(), clientv3.LeaseID(kv.Kvs[0].Lease))
+			}
+			require.NoError(t, err)
+			waiting(t, etcd, name, 2)
+			require.NoError(t, held.Unlock(t.Context()))
+			require.NoError(t, call.Got().Unlock(t.Context()))
+			nothingLeft(t, etcd, name)
+		})
+	}
+}
+
+// What is certain of a hold counts from when the request was sent, however late the reply comes.
+func TestLateReply(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr}, etcdlock.WithTTL(10*time.Second))
+	const late = time.Second
+	h, err := c.Lock("late-reply").Lock(t.Context())
+	require.NoError(t, err)
+	for _, lease := range []time.Duration{10 * time.Second, time.Minute} { // renewed, and with a lease of its own
+		p.set(stalled)
+		sent := time.Now()
+		extend := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, h.Extend(ctx, lease) })
+		time.Sleep(late)
+		p.set(passing)
+		require.NoError(t, extend.End())
+		rest := lease - time.Since(sent)
+		assert.GreaterOrEqual(t, h.Remaining(), rest-slack)
+		assert.LessOrEqual(t, h.Remaining(), rest+late/2)
+	}
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// Without a quorum calls end in time, and go on when it is back.
+func TestNoQuorum(t *testing.T) {
+	t.Parallel()
+	members := startCluster(t, 3)
+	c := locks(t, addrsOf(members), etcdlock.WithTTL(20*time.Second))
+	h, err := c.Lock("no-quorum").Lock(t.Context())
+	require.NoError(t, err)
+	call := harness.StartLock(t, t.Context(), c.Lock("no-quorum"))
+	waiting(t, connect(t, addrsOf(members)...), "no-quorum", 2)
+	members[0].kill()
+	members[1].kill()
+	began := time.Now()
+	_, err = c.Lock("no-quorum-2").Lock(t.Context(), lock.FailFast())
+	assert.True(t, errors.Is(err, lock.ErrUnavailable) != errors.Is(err, lock.ErrIndeterminate), "%v", err)
+	assert.Less(t, time.Since(began), bound)
+	next := harness.StartLock(t, t.Context(), c.Lock("no-quorum-3"))
+	time.Sleep(time.Second)
+	members[0].start()
+	members[1].start()
+	require.NoError(t, next.EndWithin(2*bound))
+	require.NoError(t, next.Value.Unlock(t.Context()))
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, call.Got().Unlock(t.Context()))
+	etcd := connect(t, addrsOf(members)...)
+	for _, name := range []string{"no-quorum", "no-quorum-2", "no-quorum-3"} {
+		nothingLeft(t, etcd, name)
+	}
+}
+
+// A client that is cut off for a moment keeps its holds.
+func TestShortOutage(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr}, etcdlock.WithTTL(6*time.Second))
+	h, err := c.Lock("short-outage").Lock(t.Context())
+	require.NoError(t, err)
+	call := harness.StartLock(t, t.Context(), c.Lock("short-outage"))
+	waiting(t, etcd, "short-outage", 2)
+	p.set(closed)
+	time.Sleep(3 * time.Second)
+	p.set(passing)
+	harness.Eventually(t, bound, "the lease is renewed", func() bool { return h.Remaining() > 4*time.Second })
+	require.NoError(t, context.Cause(h.Context()))
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, call.Got().Unlock(t.Context()))
+	nothingLeft(t, etcd, "short-outage")
+}
+
+// A hold that ends with an outage says what has prevented the renewal. Its client has another lease soon.
+func TestLongOutage(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr})
+	h, err := c.Lock("long-outage").Lock(t.Context())
+	require.NoError(t, err)
+	p.set(closed)
+	harness.Receive(t, expiry, "the loss", h.Context().Done())
+	var loss *lock.LostError
+	require.ErrorAs(t, context.Cause(h.Context()), &loss)
+	assert.Equal(t, lock.ReasonExpired, loss.Reason)
+	assert.ErrorContains(t, loss.Err, "there is no connection to etcd")
+	began := time.Now()
+	_, err = c.Lock("long-outage").TryLock(t.Context())
+	assert.ErrorIs(t, err, lock.ErrUnavailable)
+	assert.Less(t, time.Since(began), time.Second)
+	p.set(passing)
+	next, err := c.Lock("long-outage").Lock(t.Context(), lock.Wait(expiry))
+	require.NoError(t, err)
+	assert.Greater(t, next.Token(), h.Token())
+	require.NoError(t, next.Unlock(t.Context()))
+}
+
+// A call that waits gets the lock although the revision from which it watches was compacted meanwhile.
+func TestCompaction(t *testing.T) {
+	t.Parallel()
+	members := startCluster(t, 1)
+	etcd := connect(t, members[0].addr)
+	p := startProxy(t, members[0].addr)
+	other := locksOf(t, etcd)
+	c := locks(t, []string{p.addr}, etcdlock.WithTTL(time.Minute))
+	h, err := other.Lock("compaction").Lock(t.Context())
+	require.NoError(t, err)
+	call := harness.StartLock(t, t.Context(), c.Lock("compaction"))
+	waiting(t, etcd, "compaction", 2)
+	time.Sleep(100 * time.Millisecond) // it watches
+	p.set(closed)
+	require.NoError(t, h.Unlock(t.Context()))
+	var revision int64
+	for range 10 {
+		resp, err := etcd.Put(t.Context(), "x", "")
+		require.NoError(t, err)
+		revision = resp.Header.Revision
+	}
+	_, err = etcd.Compact(t.Context(), revision)
+	require.NoError(t, err)
+	p.set(passing)
+	require.NoError(t, call.EndWithin(bound)) // the check comes after half a minute
+	require.NoError(t, call.Value.Unlock(t.Context()))
+	nothingLeft(t, etcd, "compaction")
+}
+
+// A user without rights is refused at once, and wrong credentials are like a server that cannot be asked.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	addr := startCluster(t, 1)[0].addr
+	root := connect(t, addr)
+	for _, do := range []func(ctx context.Context) error{
+		func(ctx context.Context) error { _, err := root.UserAdd(ctx, "root", "root"); return err },
+		func(ctx context.Context) error { _, err := root.UserGrantRole(ctx, "root", "root"); return err },
+		func(ctx context.Context) error { _, err := root.UserAdd(ctx, "some", "some"); return err },
+		func(ctx context.Context) error { _, err := root.RoleAdd(ctx, "some"); return err },
+		func(ctx context.Context) error { _, err := root.UserGrantRole(ctx, "some", "some"); return err },
+		func(ctx context.Context) error {
+			_, err := root.RoleGrantPermission(ctx, "some", "redlatch/", clientv3.GetPrefixRangeEnd("redlatch/"),
+				clientv3.PermissionType(clientv3.PermReadWrite))
+			return err
+		},
+		func(ctx context.Context) error { _, err := root.AuthEnable(ctx); return err },
+	} {
+		require.NoError(t, do(t.Context()))
+	}
+
+	nobody := locksOf(t, root) // etcd grants leases to all
+	_, err := nobody.Lock("rights").TryLock(t.Context())
+	assert.ErrorIs(t, err, lock.ErrUnavailable)
+	assert.ErrorIs(t, err, rpctypes.ErrUserEmpty)
+
+	some, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Username: "some", Password: "some", Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = some.Close() })
+	c := locksOf(t, some)
+	h, err := c.Lock("rights").Lock(t.Context())
+	require.NoError(t, err)
+	call := harness.StartLock(t, t.Context(), c.Lock("rights"))
+	harness.Eventually(t, bound, "the lease was renewed", func() bool { return h.Remaining() < ttl*5/6 })
+	harness.Eventually(t, bound, "the lease was renewed", func() bool { return h.Remaining() > ttl*5/6 })
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, call.Got().Unlock(t.Context()))
+
+	elsewhere := locksOf(t, some, etcdlock.WithPrefix("elsewhere/"))
+	began := time.Now()
+	_, err = elsewhere.Lock("rights").Lock(t.Context())
+	assert.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	for _, kind := range []error{lock.ErrNotAcquired, lock.ErrUnavailable, lock.ErrIndeterminate} {
+		assert.NotErrorIs(t, err, kind)
+	}
+	assert.Less(t, time.Since(began), time.Second)
+}
+
+// An etcd without space refuses new keys at once, and releases locks.
+func TestNoSpace(t *testing.T) {
+	t.Parallel()
+	addr := startCluster(t, 1, "--quota-backend-bytes", "1000000")[0].addr
+	etcd := connect(t, addr)
+	c := locksOf(t, etcd)
+	h, err := c.Lock("no-space").Lock(t.Context())
+	require.NoError(t, err)
+	other := locksOf(t, etcd)
+	call := harness.StartLock(t, t.Context(), other.Lock("no-space"))
+	waiting(t, etcd, "no-space", 2)
+	data := strings.Repeat("x", 100_000)
+	for i := 0; ; i++ {
+		if _, err = etcd.Put(t.Context(), fmt.Sprint(i), data); err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
+
+	_, err = c.Lock("no-space-2").Lock(t.Context())
+	assert.ErrorIs(t, err, rpctypes.ErrNoSpace)
+	assert.NotErrorIs(t, err, lock.ErrUnavailable)
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, call.Got().Unlock(t.Context()))
+	nothingLeft(t, etcd, "no-space")
+}
+
+// Calls end when the client of etcd was closed first, and so does Close.
+func TestClosedFirst(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	c := locksOf(t, etcd)
+	h, err := c.Lock("closed-first").Lock(t.Context())
+	require.NoError(t, err)
+	call := harness.StartLock(t, t.Context(), c.Lock("closed-first"))
+	waiting(t, connect(t, shared(t)), "closed-first", 2)
+	require.NoError(t, etcd.Close())
+	assert.ErrorIs(t, call.EndWithin(bound), lock.ErrClosed)
+	_, err = c.Lock("closed-first").Lock(t.Context())
+	assert.ErrorIs(t, err, lock.ErrClosed)
+	assert.Error(t, h.Unlock(t.Context()))
+	began := time.Now()
+	c.Close()
+	assert.Less(t, time.Since(began), 5*time.Second)
+}
+
+// A hold and the queue survive the death of the leader, and of the next one after the first is back.
+func TestLeaderKilled(t *testing.T) {
+	t.Parallel()
+	members := startCluster(t, 3)
+	c := locks(t, addrsOf(members), etcdlock.WithTTL(10*time.Second))
+	other := locks(t, addrsOf(members), etcdlock.WithTTL(10*time.Second))
+	var token int64
+	for range 2 {
+		h, err := c.Lock("leader-killed").Lock(t.Context())
+		require.NoError(t, err)
+		call := harness.StartLock(t, t.Context(), other.Lock("leader-killed"))
+		waiting(t, connect(t, addrsOf(members)...), "leader-killed", 2)
+		i := leader(t, members)
+		members[i].kill()
+		time.Sleep(time.Second)
+		require.NoError(t, context.Cause(h.Context()))
+		assert.True(t, call.Running())
+		require.NoError(t, h.Unlock(t.Context()))
+		next := call.Got()
+		assert.Greater(t, next.Token(), h.Token())
+		assert.Greater(t, h.Token(), token)
+		token = next.Token()
+		require.NoError(t, next.Unlock(t.Context()))
+		members[i].start()
+		leader(t, members)
+	}
+	nothingLeft(t, connect(t, addrsOf(members)...), "leader-killed")
+}
+
+// A member that hangs, with its connections open, costs no hold and does not keep a waiter from its lock. Each of
+// two members hangs once, so that one of them has the watch.
+func TestMemberHangs(t *testing.T) {
+	t.Parallel()
+	members := startCluster(t, 3)
+	etcd := connect(t, addrsOf(members)...)
+	for i := range 2 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			proxies := []*proxy{startProxy(t, members[0].addr), startProxy(t, members[1].addr)}
+			name := fmt.Sprintf("member-hangs-%d", i)
+			c := locks(t, []string{proxies[0].addr, proxies[1].addr}, etcdlock.WithTTL(5*time.Second))
+			mine, err := c.Lock(name + "-mine").Lock(t.Context())
+			require.NoError(t, err)
+			h, err := locksOf(t, etcd).Lock(name).Lock(t.Context())
+			require.NoError(t, err)
+			call := harness.StartLock(t, t.Context(), c.Lock(name))
+			waiting(t, etcd, name, 2)
+			time.Sleep(100 * time.Millisecond) // it watches
+			proxies[i].set(stalled)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, call.EndWithin(bound))
+
+			next := harness.StartLock(t, t.Context(), c.Lock(name))
+			waiting(t, etcd, name, 2)
+			require.NoError(t, call.Value.Unlock(t.Context()))
+			require.NoError(t, next.EndWithin(bound))
+			require.NoError(t, next.Value.Unlock(t.Context()))
+			require.NoError(t, context.Cause(mine.Context()))
+			require.NoError(t, mine.Unlock(t.Context()))
+			nothingLeft(t, etcd, name)
+		})
+	}
+}
+
+// A leader that is stopped for longer than the TTL costs no hold: another takes over, and the old one revokes nothing when
+// it is back. Old releases of etcd revoke.
+func TestLeaderStopped(t *testing.T) {
+	t.Parallel()
+	members := startCluster(t, 3)
+	if version(t, members[0]) < "3.5.13" {
+		t.Skip("this etcd revokes leases that others have renewed")
+	}
+	c := locks(t, addrsOf(members), etcdlock.WithTTL(6*time.Second))
+	h, err := c.Lock("leader-stopped").Lock(t.Context())
+	require.NoError(t, err)
+	i := leader(t, members)
+	members[i].stop()
+	time.Sleep(8 * time.Second)
+	members[i].resume()
+	time.Sleep(2 * time.Second)
+	require.NoError(t, context.Cause(h.Context()))
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+func version(t testing.TB, m *member) string {
+	t.Helper()
+	status, err := connect(t, m.addr).Status(t.Context(), m.addr)
+	require.NoError(t, err)
+	return status.Version
+}
+
+// holder is a process that holds a lock, and writes with IsOwner once a line says so.
+func holder(args []string) error {
+	etcd, err := clientv3.New(clientv3.Config{Endpoints: args[:1], Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer etcd.Close()
+	ctx := context.Background()
+	c, err := etcdlock.New(ctx, etcd, etcdlock.WithTTL(ttl))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	h, err := c.Lock(args[1]).Lock(ctx)
+	if err != nil {
+		return err
+	}
+	condition := c.IsOwner(h)
+	fmt.Println("token", h.Token())
+
+	// The test stops the process here: it does not notice when it goes on.
+	for paused := false; !paused; {
+		before := time.Now()
+		time.Sleep(time.Millisecond)
+		paused = time.Since(before) > ttl/2
+	}
+	resp, err := etcd.Txn(ctx).If(condition).Then(clientv3.OpPut(args[1]+"-data", "stale")).Commit()
+	if err != nil {
+		return err
+	}
+	fmt.Println("written", resp.Succeeded)
+	<-h.Context().Done()
+	fmt.Println(context.Cause(h.Context()))
+	if err := h.Unlock(ctx); !errors.Is(err, lock.ErrLost) {
+		return fmt.Errorf("unlock: %w", err)
+	}
+	return nil
+}
+
+// A process that is stopped for longer than the TTL loses its hold. When it goes on, its write is refused.
+func TestProcessStopped(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := harness.Spawn(t, "holder", shared(t), "process-stopped")
+	var old int64
+	_, err := fmt.Sscanf(p.Line(bound), "token %d", &old)
+	require.NoError(t, err)
+	p.Signal(syscall.SIGSTOP)
+	c := locksOf(t, etcd)
+	h, err := c.Lock("process-stopped").Lock(t.Context(), lock.Wait(expiry+bound))
+	require.NoError(t, err)
+	assert.Greater(t, h.Token(), old)
+	_, err = etcd.Put(t.Context(), "process-stopped-data", "new")
+	require.NoError(t, err)
+	p.Signal(syscall.SIGCONT)
+	assert.Equal(t, "written false", p.Line(bound))
+	assert.Contains(t, p.Line(bound), "lock lost")
+	p.Ended(bound)
+	data, err := etcd.Get(t.Context(), "process-stopped-data")
+	require.NoError(t, err)
+	assert.Equal(t, "new", string(data.Kvs[0].Value))
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// A process that dies loses its hold.
+func TestProcessKilled(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := harness.Spawn(t, "holder", shared(t), "process-killed")
+	p.Line(bound)
+	c := locksOf(t, etcd)
+	call := harness.StartLock(t, t.Context(), c.Lock("process-killed"))
+	waiting(t, etcd, "process-killed", 2)
+	p.Kill()
+	require.NoError(t, call.EndWithin(expiry+bound))
+	require.NoError(t, call.Value.Unlock(t.Context()))
+	nothingLeft(t, etcd, "process-killed")
+}
+
+// Callers that give up while etcd does not answer leave nothing, and their number does not matter.
+func TestManyGiveUp(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := startProxy(t, shared(t))
+	c := locks(t, []string{p.addr})
+	h, err := locksOf(t, etcd).Lock("give-up").Lock(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var calls sync.WaitGroup
+	for range 200 {
+		calls.Go(func() {
+			_, err := c.Lock("give-up").Lock(ctx)
+			assert.ErrorIs(t, err, context.Canceled)
+		})
+	}
+	waiting(t, etcd, "give-up", 201)
+	p.set(stalled)
+	cancel()
+	calls.Wait()
+	p.set(passing)
+	waiting(t, etcd, "give-up", 1)
+	require.NoError(t, h.Unlock(t.Context()))
+}

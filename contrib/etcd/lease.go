@@ -1,0 +1,362 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// lease is a lease of etcd. While a claim is certain, etcd has all its leases.
+type lease struct {
+	id   clientv3.LeaseID
+	ttl  time.Duration
+	kept bool // it is renewed
+	own  bool // it belongs to a single claim
+
+	// ctx ends with the lease, and when the store closes.
+	ctx context.Context
+	end context.CancelFunc
+
+	// The mutex of the store guards what follows.
+	until    time.Time // until when etcd has the lease for certain
+	renewal  time.Time // when it is renewed, or tried again
+	renewing bool
+	err      error // of the last renewal, nil if it was confirmed
+	claims   map[*claim]struct{}
+	slots    slots               // of a session
+	retired  map[string]struct{} // keys that etcd may make yet, and that no claim has
+}
+
+// early is how long before the end of a lease its claims end. At the end, the client of package driver would end them
+// without the error that has prevented the renewal.
+const early = 10 * time.Millisecond
+
+// loss is the end of a claim that its client does not know yet.
+type loss struct {
+	c      *claim
+	reason lock.Reason
+	err    error
+}
+
+// report tells the clients of losses. It must not be called with the mutex of the store locked.
+func report(losses []loss) {
+	for _, l := range losses {
+		l.c.r.Lost(l.reason, l.err)
+	}
+}
+
+// grant requests a lease of at least ttl, which etcd rounds up to whole seconds and to its own least TTL. Nothing is
+// attached to a lease whose reply was lost, so it does no harm until it expires.
+func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*lease, error) {
+	var sent time.Time
+	var granted *clientv3.LeaseGrantResponse
+	_, err := s.call(ctx, failFast, func(ctx context.Context) (err error) {
+		sent = time.Now()
+		granted, err = s.c.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+		return err
+	})
+	if err != nil {
+		return nil, as(lock.ErrUnavailable, err)
+	}
+
+	l := &lease{
+		id: granted.ID, ttl: time.Duration(granted.TTL) * time.Second, claims: make(map[*claim]struct{}), slots: make(slots),
+		retired: make(map[string]struct{}),
+	}
+	l.ctx, l.end = context.WithCancel(s.ctx)
+	l.until = sent.Add(l.ttl)
+	l.renewal = sent.Add(l.ttl / 3)
+	return l, nil
+}
+
+// current returns the lease for new claims. It waits for one until ctx ends, or with failFast until an attempt to get one
+// has failed.
+func (s *store) current(ctx context.Context, failFast bool) (*lease, error) {
+	for {
+		s.mu.Lock()
+		l, failed, changed := s.session, s.failed, s.changed
+		s.mu.Unlock()
+		if l != nil {
+			return l, nil
+		}
+		if failed != nil && (failFast || !again(failed)) {
+			return nil, failed
+		}
+
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+			return nil, lock.ErrClosed
+		case <-ctx.Done():
+			if failed == nil {
+				failed = errors.Join(lock.ErrUnavailable, errNoAnswer)
+			}
+			return nil, failed
+		}
+	}
+}
+
+// run renews and ends leases when that is due, until the store closes.
+func (s *store) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		timer.Reset(time.Until(s.tick()))
+		select {
+		case <-timer.C:
+		case <-s.wake:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// rouse has run look at the leases again.
+func (s *store) rouse() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tick begins what is due and returns when something is due again.
+func (s *store) tick() (next time.Time) {
+	s.mu.Lock()
+	now := time.Now()
+	next = now.Add(s.ttl)
+	at := func(t time.Time) {
+		if t.Before(next) {
+			next = t
+		}
+	}
+	var lost []loss
+	for l := range s.leases {
+		if !l.kept || l.ctx.Err() != nil {
+			continue // the client of package driver ends the claim, or it has ended
+		}
+		end := l.until.Add(-early)
+		if !now.Before(end) {
+			lost = append(lost, s.endLocked(l, lock.ReasonExpired, l.err)...)
+			continue
+		}
+		at(end)
+		if l.renewing {
+			continue
+		}
+		if now.Before(l.renewal) {
+			at(l.renewal)
+			continue
+		}
+		l.renewing = true
+		s.goLocked(func() { s.renew(l) })
+	}
+
+	if s.session == nil && !s.opening {
+		if now.Before(s.opens) {
+			at(s.opens)
+		} else {
+			s.opening = true
+			s.goLocked(s.open)
+		}
+	}
+	s.mu.Unlock()
+
+	report(lost)
+	return next
+}
+
+// open gets a lease for new claims.
+func (s *store) open() {
+	l, err := s.grant(s.ctx, true, s.ttl)
+	if err != nil {
+		s.reconnect()
+	}
+
+	s.mu.Lock()
+	s.opening = false
+	s.failed = err
+	if err == nil {
+		s.pause = minPause
+		s.useLocked(l)
+	} else {
+		s.opens = time.Now().Add(s.pause)
+		s.pause = min(2*s.pause, maxPause)
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.mu.Unlock()
+	s.rouse()
+}
+
+// useLocked has new claims get that lease.
+func (s *store) useLocked(l *lease) {
+	l.kept = true
+	s.session = l
+	s.leases[l] = struct{}{}
+}
+
+// renew renews a lease, and checks what etcd has with it.
+func (s *store) renew(l *lease) {
+	err := s.keepAlive(l, func(request func(context.Context) error) error {
+		return s.attempt(l.ctx, true, s.timeout, request)
+	})
+
+	s.mu.Lock()
+	l.renewing = false
+	l.err = err
+	var lost []loss
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		lost = s.endLocked(l, lock.ReasonGone, err)
+	} else if err != nil {
+		l.renewal = time.Now().Add(s.timeout / 4)
+	}
+	s.mu.Unlock()
+
+	report(lost)
+	if err == nil {
+		s.audit(l)
+	} else {
+		s.reconnect()
+	}
+	s.rouse()
+}
+
+// keepAlive renews a lease by a request that send makes.
+func (s *store) keepAlive(l *lease, send func(request func(context.Context) error) error) error {
+	var sent time.Time
+	var ttl time.Duration
+	err := send(func(ctx context.Context) error {
+		sent = time.Now()
+		// KeepAliveOnce repeats at once what a member without a leader has refused. Without the metadata such a
+		// member waits for a leader instead.
+		kept, err := s.c.KeepAliveOnce(metadata.NewOutgoingContext(ctx, nil), l.id)
+		if err == nil {
+			ttl = time.Duration(kept.TTL) * time.Second
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if until := sent.Add(ttl); until.After(l.until) {
+		l.until = until
+	}
+	l.renewal = sent.Add(ttl / 3)
+	return nil
+}
+
+// audit compares the keys that etcd has with a lease with the claims that have it. A claim whose key is gone is lost. A
+// retired key was made by a request that arrived late, and is removed.
+func (s *store) audit(l *lease) {
+	s.mu.Lock()
+	var held []*claim
+	for c := range l.claims {
+		if c.held {
+			held = append(held, c)
+		}
+	}
+	needed := len(held) > 0 || len(l.retired) > 0
+	s.mu.Unlock()
+	if !needed {
+		return
+	}
+
+	there := make(map[string]struct{})
+	err := s.attempt(l.ctx, true, s.timeout, func(ctx context.Context) error {
+		attached, err := s.c.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
+		if err != nil {
+			return err
+		}
+		for _, key := range attached.Keys {
+			there[string(key)] = struct{}{}
+		}
+		return nil
+	})
+	if err != nil {
+		return // the next one may get an answer
+	}
+
+	for _, c := range held {
+		if _, ok := there[c.key]; !ok {
+			c.confirm()
+		}
+	}
+	for key := range there {
+		s.mu.Lock()
+		_, retired := l.retired[key]
+		s.mu.Unlock()
+		if retired {
+			_, _ = s.call(l.ctx, true, func(ctx context.Context) error {
+				_, err := s.c.Delete(ctx, key)
+				return err
+			})
+		}
+	}
+}
+
+// endLocked ends a lease, and the claims that have it. The caller reports the losses.
+func (s *store) endLocked(l *lease, reason lock.Reason, err error) (lost []loss) {
+	if l.ctx.Err() != nil {
+		return nil
+	}
+	l.end()
+	if l == s.session {
+		s.session = nil
+	}
+	for c := range l.claims {
+		if c.held {
+			lost = append(lost, loss{c, reason, cause(err)})
+		}
+		c.dropLocked()
+		if l.own {
+			c.leaveSlotLocked(true) // the session may go on
+		}
+	}
+	s.revokeLocked(l)
+	return lost
+}
+
+// gone ends a lease that etcd does not have.
+func (s *store) gone(l *lease, err error) {
+	s.mu.Lock()
+	lost := s.endLocked(l, lock.ReasonGone, err)
+	s.mu.Unlock()
+	report(lost)
+	s.rouse()
+}
+
+// revokeLocked revokes a lease in the background, until it expires by itself. All keys that have it go with it.
+func (s *store) revokeLocked(l *lease) {
+	l.end()
+	s.leases[l] = struct{}{} // for Close
+	s.goLocked(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, l.ttl+s.timeout)
+		defer cancel()
+		err := s.revoke(ctx, false, l)
+		if s.ctx.Err() == nil || err == nil {
+			s.mu.Lock()
+			delete(s.leases, l)
+			s.mu.Unlock()
+		}
+	})
+}
+
+func (s *store) revoke(ctx context.Context, failFast bool, l *lease) error {
+	_, err := s.call(ctx, failFast, func(ctx context.Context) error {
+		_, err := s.c.Revoke(ctx, l.id)
+		return err
+	})
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil
+	}
+	return err
+}

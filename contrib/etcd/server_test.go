@@ -1,0 +1,332 @@
+//go:build linux
+
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/redlatch/redlatch/internal/harness"
+)
+
+// bound is how long a test waits for what takes a few round trips, or an election, on a busy machine.
+const bound = 10 * time.Second
+
+// member is a member of etcd.
+type member struct {
+	t       testing.TB
+	command *exec.Cmd
+	args    []string
+	dir     string
+	addr    string
+	ended   chan struct{}
+}
+
+// program returns the path of etcd.
+func program(t testing.TB) string {
+	dir := os.Getenv("REDLATCH_SERVER_CACHE")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		require.NoError(t, err)
+		dir = filepath.Join(cache, "redlatch", "servers")
+	}
+	names := []string{"etcd-server-3.5", "etcd-server"}
+	if chosen := os.Getenv("REDLATCH_ETCD"); chosen != "" {
+		names = []string{chosen}
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, "bin", name)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	t.Fatalf("no %s: run scripts/servers %s", strings.Join(names, " and no "), names[0])
+	return ""
+}
+
+// ports returns the addresses of ports that are free.
+func ports(t testing.TB, n int) (addrs []string) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// startCluster starts a cluster of n members, which the end of the test stops.
+func startCluster(t testing.TB, n int, args ...string) []*member {
+	t.Helper()
+	path := program(t)
+	addrs := ports(t, 2*n)
+	var initial []string
+	for i := range n {
+		initial = append(initial, fmt.Sprintf("m%d=http://%s", i, addrs[n+i]))
+	}
+
+	var members []*member
+	for i := range n {
+		client, peer := "http://"+addrs[i], "http://"+addrs[n+i]
+		m := &member{t: t, dir: t.TempDir(), addr: addrs[i]}
+		m.args = append([]string{path,
+			"--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(m.dir, "data"), "--unsafe-no-fsync",
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+			"--initial-cluster", strings.Join(initial, ","),
+		}, args...)
+		m.start()
+		members = append(members, m)
+	}
+	c := connect(t, addrsOf(members)...)
+	harness.Eventually(t, 2*bound, "etcd serves", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Get(ctx, "x")
+		return err == nil
+	})
+	return members
+}
+
+func addrsOf(members []*member) (addrs []string) {
+	for _, m := range members {
+		addrs = append(addrs, m.addr)
+	}
+	return addrs
+}
+
+// start starts the member, again after kill.
+func (m *member) start() {
+	m.t.Helper()
+	log, err := os.OpenFile(filepath.Join(m.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(m.t, err)
+	defer log.Close()
+	m.command = exec.Command(m.args[0], m.args[1:]...)
+	m.command.Stdout = log
+	m.command.Stderr = log
+	m.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(m.t, m.command.Start())
+	m.ended = make(chan struct{})
+	command, ended := m.command, m.ended
+	go func() {
+		_ = command.Wait()
+		close(ended)
+	}()
+	m.t.Cleanup(m.kill)
+}
+
+// kill kills the member, unless it has ended.
+func (m *member) kill() {
+	_ = m.command.Process.Kill()
+	<-m.ended
+}
+
+// stop stops the process of the member, whose connections stay open, and resume undoes that.
+func (m *member) stop() { m.signal(syscall.SIGSTOP) }
+
+func (m *member) resume() { m.signal(syscall.SIGCONT) }
+
+func (m *member) signal(s syscall.Signal) {
+	m.t.Helper()
+	if err := m.command.Process.Signal(s); !errors.Is(err, os.ErrProcessDone) {
+		require.NoError(m.t, err)
+	}
+}
+
+// connect returns a client of etcd, which the end of the test closes.
+func connect(t testing.TB, addrs ...string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// leader returns the index of the leader.
+func leader(t testing.TB, members []*member) (index int) {
+	t.Helper()
+	c := connect(t, addrsOf(members)...)
+	harness.Eventually(t, bound, "there is a leader", func() bool {
+		for i, m := range members {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			status, err := c.Status(ctx, m.addr)
+			cancel()
+			if err == nil && status.Leader != 0 && status.Leader == status.Header.MemberId {
+				index = i
+				return true
+			}
+		}
+		return false
+	})
+	return index
+}
+
+var (
+	sharedOnce sync.Once
+	sharedAddr string
+)
+
+// shared returns the address of an etcd that all tests of the package share.
+func shared(t testing.TB) string {
+	t.Helper()
+	sharedOnce.Do(func() {
+		// The test that is first must not stop it.
+		forAll := &lasting{TB: t}
+		forAll.dir, _ = os.MkdirTemp("", "etcdlock")
+		members := startCluster(forAll, 1)
+		harness.Finally(func() {
+			for _, f := range forAll.cleanups {
+				defer f()
+			}
+			_ = os.RemoveAll(forAll.dir)
+		})
+		sharedAddr = members[0].addr
+	})
+	require.NotEmpty(t, sharedAddr, "the shared etcd has not started")
+	return sharedAddr
+}
+
+// lasting is a test whose cleanups run at the end of the package.
+type lasting struct {
+	testing.TB
+	dir      string
+	cleanups []func()
+}
+
+func (l *lasting) Cleanup(f func()) { l.cleanups = append(l.cleanups, f) }
+func (l *lasting) TempDir() string  { return l.dir }
+
+// The modes of a proxy.
+const (
+	passing = iota
+	deaf    // it drops what the server sends
+	stalled // it delivers nothing, and keeps the connections
+	closed  // it closes the connections, and refuses new ones
+)
+
+// proxy is between clients and a member.
+type proxy struct {
+	addr string
+	to   string
+
+	mu    sync.Mutex
+	mode  int
+	left  chan struct{} // closed when the mode changes
+	conns map[net.Conn]struct{}
+}
+
+// startProxy starts a proxy, which the end of the test stops.
+func startProxy(t testing.TB, to string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{addr: l.Addr().String(), to: to, left: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			up, err := l.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() { p.serve(up) })
+		}
+	})
+	t.Cleanup(func() {
+		p.set(closed)
+		_ = l.Close()
+		work.Wait()
+	})
+	return p
+}
+
+// set changes the mode.
+func (p *proxy) set(mode int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mode = mode
+	close(p.left)
+	p.left = make(chan struct{})
+	if mode == closed {
+		for c := range p.conns {
+			_ = c.Close()
+		}
+	}
+}
+
+// keep notes a connection. It reports false if the proxy refuses connections.
+func (p *proxy) keep(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mode != closed {
+		p.conns[c] = struct{}{}
+	}
+	return p.mode != closed
+}
+
+func (p *proxy) serve(from net.Conn) {
+	defer from.Close()
+	if !p.keep(from) {
+		return
+	}
+	to, err := net.Dial("tcp", p.to)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	if !p.keep(to) {
+		return
+	}
+
+	var both sync.WaitGroup
+	both.Go(func() { p.copy(to, from, false); _ = to.Close() })
+	both.Go(func() { p.copy(from, to, true); _ = from.Close() })
+	both.Wait()
+	p.mu.Lock()
+	delete(p.conns, from)
+	delete(p.conns, to)
+	p.mu.Unlock()
+}
+
+// copy copies one direction until a connection is closed.
+func (p *proxy) copy(to, from net.Conn, replies bool) {
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		mode, left := p.mode, p.left
+		p.mu.Unlock()
+		for mode == stalled {
+			<-left
+			p.mu.Lock()
+			mode, left = p.mode, p.left
+			p.mu.Unlock()
+		}
+		if mode == closed {
+			return
+		}
+		if mode == deaf && replies {
+			continue
+		}
+		if _, err := to.Write(buffer[:n]); err != nil && !errors.Is(err, io.EOF) {
+			return
+		}
+	}
+}

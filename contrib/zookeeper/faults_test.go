@@ -1,0 +1,445 @@
+package zklock
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// next starts a waiter for a lock, and returns when it waits.
+func next(t *testing.T, p *process, name string) <-chan lock.Hold {
+	t.Helper()
+	before := len(nodes(t, p.conn, name))
+	got := make(chan lock.Hold, 1)
+	go func() {
+		h, err := p.Lock(name).Lock(context.Background())
+		if assert.NoError(t, err) {
+			got <- h
+		}
+	}()
+	eventually(t, "it waits", func() bool { return len(nodes(t, p.conn, name)) == before+1 })
+	return got
+}
+
+// lost waits until a hold is lost, and returns why.
+func lost(t *testing.T, h lock.Hold) *lock.LostError {
+	t.Helper()
+	select {
+	case <-h.Context().Done():
+	case <-time.After(timeout + soon):
+		require.Fail(t, "the hold is not lost")
+	}
+	var lost *lock.LostError
+	require.ErrorAs(t, context.Cause(h.Context()), &lost)
+	return lost
+}
+
+// The session ends at the server, as when it is closed by another connection.
+func TestSessionEndedByHand(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	l := &listener{answers: make(map[int64][]byte)}
+	a, b := openWith(t, []string{addr}, timeout, l.dial), open(t, []string{addr})
+	name, other := unused(t), unused(t)
+	h, theirs := acquire(t, a.Lock(name)), acquire(t, b.Lock(other))
+	waits := next(t, a, other)
+	takes := next(t, b, name)
+
+	began := time.Now()
+	l.end(t, addr, a.conn.SessionID())
+	reason := lost(t, h)
+	assert.Equal(t, lock.ReasonGone, reason.Reason)
+	assert.ErrorIs(t, reason, zk.ErrSessionExpired)
+	assert.Less(t, time.Since(began), soon)
+	require.NoError(t, (<-takes).Unlock(t.Context()))
+	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+	// The waiter queues again, with the new session.
+	eventually(t, "the waiter is back", func() bool { return len(nodes(t, b.conn, other)) == 2 })
+	require.NoError(t, theirs.Unlock(t.Context()))
+	require.NoError(t, (<-waits).Unlock(t.Context()))
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+	require.Empty(t, nodes(t, b.conn, name))
+	require.Empty(t, nodes(t, b.conn, other))
+}
+
+// A request whose answer is lost has created a node. The call gets the lock, and nothing else stays.
+func TestLostReplies(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	b := open(t, []string{addr})
+	link := newProxy(t, addr)
+	a := open(t, []string{link.addr()})
+	name := unused(t)
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+
+	// Of the creation.
+	link.silence(true)
+	got := make(chan lock.Hold, 1)
+	go func() { got <- acquire(t, a.Lock(name)) }()
+	eventually(t, "the node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
+	link.cut()
+	link.silence(false)
+	h := <-got
+	require.NoError(t, h.Context().Err())
+	_, err := b.Lock(name).TryLock(t.Context())
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+
+	// Of the release. The node is gone, and by whom is not known.
+	eventually(t, "only the holder's node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
+	link.silence(true)
+	released := make(chan error, 1)
+	go func() { released <- h.Unlock(context.Background()) }()
+	eventually(t, "the node is gone", func() bool { return len(nodes(t, b.conn, name)) == 0 })
+	link.cut()
+	link.silence(false)
+	require.ErrorIs(t, <-released, lock.ErrIndeterminate)
+
+	// Of a call that does not wait.
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+	link.silence(true)
+	tried := make(chan error, 1)
+	go func() {
+		_, err := a.Lock(name).TryLock(context.Background())
+		tried <- err
+	}()
+	eventually(t, "the node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
+	link.cut()
+	link.silence(false)
+	require.ErrorIs(t, <-tried, lock.ErrIndeterminate)
+	eventually(t, "nothing is left", func() bool { return len(nodes(t, b.conn, name)) == 0 })
+}
+
+// A request that a call has left arrives late, when its session has another connection.
+func TestRequestThatArrivesLate(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	b := open(t, []string{addr})
+	slow, fast := newProxy(t, addr), newProxy(t, addr)
+	fast.refuse(true)
+	a := open(t, []string{slow.addr(), fast.addr()})
+	name := unused(t)
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+
+	slow.stall()
+	_, err := a.Lock(name).Lock(t.Context(), lock.Wait(100*time.Millisecond))
+	require.ErrorIs(t, err, lock.ErrIndeterminate)
+	slow.mu.Lock()
+	slow.refuses = true
+	slow.mu.Unlock()
+	fast.refuse(false)
+	a.session.cut()
+	eventually(t, "there is another connection", func() bool { now, _ := a.session.state(); return now.connected })
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+
+	slow.resume() // the server gets the request
+	h, err := b.Lock(name).Lock(t.Context(), lock.Wait(timeout+soon))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(t.Context()))
+	eventually(t, "nothing is left", func() bool { return len(nodes(t, b.conn, name)) == 0 })
+}
+
+// The connection ends again and again. The session survives, and no hold is lost.
+func TestConnectionsThatEnd(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	link := newProxy(t, addr)
+	a, b := openWith(t, []string{link.addr()}, 20*tick, nil), open(t, []string{addr})
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	waits := next(t, b, name)
+	for range 3 {
+		link.cut()
+		require.NoError(t, h.Extend(t.Context(), time.Second))
+	}
+	require.NoError(t, h.Context().Err())
+	require.NoError(t, h.Unlock(t.Context()))
+
+	// So do waiters.
+	theirs := <-waits
+	waits = next(t, a, name)
+	link.cut()
+	require.NoError(t, theirs.Unlock(t.Context()))
+	require.NoError(t, (<-waits).Unlock(t.Context()))
+}
+
+// One of the addresses accepts connections and does not answer. The session survives the attempts to use it.
+func TestServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	hole, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+	require.NoError(t, err)
+	defer hole.Close()
+	link := newProxy(t, common.addr(t))
+	a := openWith(t, []string{hole.Addr().String(), link.addr()}, 20*tick, nil)
+	h := acquire(t, a.Lock(unused(t)))
+	for range 2 {
+		link.cut()
+		require.NoError(t, h.Extend(t.Context(), time.Second))
+	}
+	require.NoError(t, h.Context().Err())
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// A hold ends by the local clock before the server gives the lock to another, whether connections are refused or silent.
+func TestHoldEndsBeforeTheSession(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	for name, away := range map[string]func(*proxy){
+		"refused": func(p *proxy) { p.refuse(true) },
+		"silent":  (*proxy).stall,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			link := newProxy(t, addr)
+			a, b := open(t, []string{link.addr()}), open(t, []string{addr})
+			name := unused(t)
+			h := acquire(t, a.Lock(name))
+			fails := make(chan error, 1)
+			held := unused(t)
+			theirs := acquire(t, b.Lock(held))
+			go func() {
+				_, err := a.Lock(held).Lock(context.Background(), lock.FailFast())
+				fails <- err
+			}()
+			eventually(t, "it waits", func() bool { return len(nodes(t, b.conn, held)) == 2 })
+			takes := next(t, b, name)
+
+			began := time.Now()
+			away(link)
+			reason := lost(t, h)
+			assert.Equal(t, lock.ReasonExpired, reason.Reason)
+			assert.InDelta(t, timeout*3/4, time.Since(began), float64(timeout/beats+slack))
+			require.ErrorIs(t, <-fails, lock.ErrUnavailable)
+			require.Empty(t, takes, "the server has ended the session first")
+			require.NoError(t, (<-takes).Unlock(t.Context()))
+
+			link.refuse(false)
+			link.resume()
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+			require.NoError(t, theirs.Unlock(t.Context()))
+		})
+	}
+}
+
+// A session that survives after all gives up what its client has lost.
+func TestLostHoldsAreReleasedIfTheSessionSurvives(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	link := newProxy(t, addr)
+	a, b := openWith(t, []string{link.addr()}, 20*tick, nil), open(t, []string{addr})
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	id := a.conn.SessionID()
+	link.refuse(true)
+	lost(t, h)
+	link.refuse(false)
+	require.NoError(t, acquire(t, b.Lock(name)).Unlock(t.Context()))
+	assert.Equal(t, id, a.conn.SessionID())
+}
+
+// leader returns the leader, and a follower.
+func leader(t *testing.T, servers []*server) (leader, follower *server) {
+	t.Helper()
+	eventually(t, "there is a leader", func() bool {
+		for _, s := range servers {
+			switch s.mode() {
+			case "leader":
+				leader = s
+			case "follower":
+				follower = s
+			}
+		}
+		return leader != nil && follower != nil
+	})
+	return leader, follower
+}
+
+// Holds and waiters survive the death of the leader and the stop of a server.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	servers := ensemble(t, 3)
+	const long = 20 * tick
+	a, b := openWith(t, addrs(servers), long, nil), openWith(t, addrs(servers), long, nil)
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	waits := next(t, b, name)
+
+	first, _ := leader(t, servers)
+	first.stop()
+	require.NoError(t, acquire(t, b.Lock(unused(t))).Unlock(t.Context()))
+	require.NoError(t, h.Extend(t.Context(), time.Second))
+	require.NoError(t, h.Context().Err())
+	require.NoError(t, h.Unlock(t.Context()))
+	after := <-waits
+	assert.Greater(t, after.Token(), h.Token())
+	require.NoError(t, first.start())
+	require.NoError(t, first.await())
+
+	// The server that a holder is connected to stops. It does not answer, and it does not close anything.
+	waits = next(t, a, name)
+	var stopped *server
+	for _, s := range servers {
+		if s.addr == b.conn.Server() {
+			stopped = s
+		}
+	}
+	stopped.signal(t, syscall.SIGSTOP)
+	defer stopped.signal(t, syscall.SIGCONT)
+	began := time.Now()
+	eventually(t, "the client goes to another server", func() bool {
+		now, _ := b.session.state()
+		return now.connected && b.conn.Server() != stopped.addr
+	})
+	assert.Less(t, time.Since(began), 2*long/beats+2*slack)
+	time.Sleep(time.Until(began.Add(long)))
+	require.NoError(t, after.Context().Err(), "the hold is kept with another server")
+	require.NoError(t, after.Unlock(t.Context()))
+	third := <-waits
+	assert.Greater(t, third.Token(), after.Token())
+	require.NoError(t, third.Unlock(t.Context()))
+}
+
+// A server whose leader does not hear of it any more goes on answering pings and questions of its clients for longer than
+// their sessions last. Their holds end in time.
+func TestServerThatTheOthersHaveLeft(t *testing.T) {
+	t.Parallel()
+	type link struct{ from, to int }
+	links := make(map[link]*proxy)
+	servers, err := newServers(t.TempDir(), 3, longLimit, func(from, to, port int) int {
+		p := newProxy(t, fmt.Sprintf("127.0.0.1:%d", port))
+		links[link{from, to}] = p
+		return p.Addr().(*net.TCPAddr).Port
+	})
+	require.NoError(t, err)
+	run(t, servers)
+
+	first, follower := leader(t, servers)
+	a, b := open(t, []string{follower.addr}), open(t, []string{first.addr})
+	other := admin(t, follower.addr)
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	takes := next(t, b, name)
+	began := time.Now()
+	links[link{slices.Index(servers, follower), slices.Index(servers, first)}].stall()
+
+	assert.Equal(t, lock.ReasonExpired, lost(t, h).Reason)
+	assert.Less(t, time.Since(began), timeout*3/4+slack)
+	require.Empty(t, takes, "the server has ended the session first")
+	require.NoError(t, (<-takes).Unlock(t.Context()))
+	assert.Len(t, nodes(t, other, name), 2, "the server knows of nothing")
+	assert.Less(t, time.Since(began), longLimit*tick)
+	for _, p := range links {
+		p.resume()
+	}
+}
+
+// A server that stops for longer than the session, alone: holds are lost, and everything goes on afterwards.
+func TestServerThatStops(t *testing.T) {
+	t.Parallel()
+	servers := ensemble(t, 1)
+	a, b := open(t, addrs(servers)), open(t, addrs(servers))
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	waits := next(t, b, name)
+	servers[0].signal(t, syscall.SIGSTOP)
+	_, err := b.Lock(unused(t)).Lock(t.Context(), lock.Wait(100*time.Millisecond))
+	require.ErrorIs(t, err, lock.ErrIndeterminate)
+	assert.Equal(t, lock.ReasonExpired, lost(t, h).Reason)
+	time.Sleep(timeout / 2)
+	require.Empty(t, waits)
+	servers[0].signal(t, syscall.SIGCONT)
+	require.NoError(t, (<-waits).Unlock(t.Context()))
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+
+	// And one that is killed, and starts again with what it has stored.
+	h = acquire(t, a.Lock(name))
+	waits = next(t, b, name)
+	servers[0].stop()
+	_, err = a.Lock(name).Lock(t.Context(), lock.FailFast())
+	require.True(t, errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate), "%v", err)
+	require.NoError(t, servers[0].start())
+	require.NoError(t, servers[0].await())
+	_ = h.Unlock(t.Context()) // the start may have taken longer than the session
+	after := <-waits
+	assert.Greater(t, after.Token(), h.Token())
+	require.NoError(t, after.Unlock(t.Context()))
+}
+
+// workerEnv is set for the process that holds a lock.
+const workerEnv = "ZKLOCK_WORKER"
+
+// work holds a lock, tells its token, and then whether the hold is lost, when it gets a line.
+func work(servers string) {
+	addr, name, _ := strings.Cut(servers, " ")
+	session := NewSession(nil)
+	conn, _, err := zk.Connect([]string{addr}, timeout, zk.WithDialer(session.Dial), zk.WithLogger(silent{}))
+	if err != nil {
+		panic(err)
+	}
+	client, err := New(context.Background(), conn, session)
+	if err != nil {
+		panic(err)
+	}
+	h, err := client.Lock(name).Lock(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(h.Token())
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	<-h.Context().Done()
+	fmt.Println(context.Cause(h.Context()))
+	client.Close()
+	conn.Close()
+}
+
+// A process is stopped for longer than its session. Its token is too old then.
+func TestProcessThatStops(t *testing.T) {
+	t.Parallel()
+	b := open(t, []string{common.addr(t)})
+	name := unused(t)
+	worker := exec.Command(os.Args[0])
+	worker.Env = append(os.Environ(), workerEnv+"="+common.addr(t)+" "+name)
+	in, err := worker.StdinPipe()
+	require.NoError(t, err)
+	out, err := worker.StdoutPipe()
+	require.NoError(t, err)
+	worker.Stderr = os.Stderr
+	require.NoError(t, worker.Start())
+	lines := bufio.NewReader(out)
+	defer func() {
+		_ = worker.Process.Kill()
+		_ = worker.Wait()
+	}()
+	var token int64
+	_, err = fmt.Fscanln(lines, &token)
+	require.NoError(t, err)
+
+	require.NoError(t, worker.Process.Signal(syscall.SIGSTOP))
+	h, err := b.Lock(name).Lock(t.Context(), lock.Wait(timeout+2*tick+slack))
+	require.NoError(t, err)
+	assert.Greater(t, h.Token(), token)
+	require.NoError(t, worker.Process.Signal(syscall.SIGCONT))
+	_, err = in.Write([]byte("\n"))
+	require.NoError(t, err)
+	why, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	assert.Contains(t, why, lock.ErrLost.Error())
+	require.NoError(t, h.Context().Err())
+	require.NoError(t, h.Unlock(t.Context()))
+}

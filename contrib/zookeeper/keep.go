@@ -1,0 +1,265 @@
+package zklock
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// beats is how many times in a session timeout the session is confirmed, while there are claims.
+const beats = 5
+
+// A server that has not confirmed the session when the next time comes, or after minPatience, is left for the next
+// server. go-zookeeper pauses for a second if there is none, so less would not help.
+const minPatience = time.Second
+
+// keep confirms the session as long as there are claims, and ends those that are over.
+func (s *store) keep() {
+	defer close(s.kept)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+
+	const never = 24 * time.Hour
+	var (
+		answer    chan error // of the confirmation that is under way
+		sent      time.Time  // when it was, or the one before
+		due       time.Time  // when the next one is, or when that one is overdue
+		claims    bool       // there were some
+		connected bool
+		failed    error // of the latest confirmation
+	)
+	for {
+		now, changed := s.session.state()
+		period := now.timeout / beats
+		had, was := claims, connected
+		connected = now.connected
+		var certain time.Time
+		certain, claims = s.expire(now, failed)
+		patience := max(period, minPatience)
+		if claims && !had && answer == nil { // its creation has confirmed the session
+			due = time.Now().Add(period)
+		}
+		if connected && !was && answer != nil { // it was sent now at the earliest
+			due = time.Now().Add(patience)
+		}
+
+		if connected && claims && !time.Now().Before(due) {
+			if answer == nil {
+				answer = make(chan error, 1)
+				sent = time.Now()
+				go func(answer chan<- error) { answer <- s.beat(now) }(answer)
+			} else {
+				s.session.cut()
+			}
+			due = time.Now().Add(patience)
+		}
+
+		next := never
+		if claims && connected {
+			next = time.Until(due)
+		}
+		if left := time.Until(certain); claims && left > 0 {
+			next = min(next, left)
+		}
+		timer.Reset(next)
+
+		select {
+		case failed = <-answer:
+			answer = nil
+			due = sent.Add(period)
+			if failed != nil {
+				due = time.Now().Add(retryPause)
+			}
+		case <-changed:
+		case <-s.wake:
+		case <-timer.C:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// expire ends the claims of earlier sessions, and those that are not certain any more. failed is why the session was not
+// confirmed, if that is known. It returns until when the others are certain, and whether there are any.
+func (s *store) expire(now sessionState, failed error) (certain time.Time, any bool) {
+	type end struct {
+		c      *claim
+		reason lock.Reason
+		err    error
+	}
+	var ended []end
+
+	s.mu.Lock()
+	certain = s.certainLocked(now)
+	over := !time.Now().Before(certain)
+	for _, c := range s.claims {
+		held := c.held
+		if c.session != now.number {
+			c.endLocked(errRemoved)
+			if held {
+				ended = append(ended, end{c, lock.ReasonGone, sessionEnd(now)})
+			}
+		} else if over && held {
+			c.endLocked(lock.ErrLost)
+			ended = append(ended, end{c, lock.ReasonExpired, failed})
+		} else if over && c.r.FailFast {
+			c.endLocked(errSilent)
+			ended = append(ended, end{c, "", nil})
+		}
+	}
+	any = len(s.claims) > 0
+	s.mu.Unlock()
+
+	for _, e := range ended {
+		if e.c.session == now.number {
+			s.leave(leftover{path: e.c.path, session: e.c.session})
+		}
+		if e.reason != "" {
+			e.c.r.Lost(e.reason, e.err)
+		}
+	}
+	return certain, any
+}
+
+// sessionEnd returns why the session before this one has ended.
+func sessionEnd(now sessionState) error {
+	if now.closed {
+		return zk.ErrClosing
+	}
+	return zk.ErrSessionExpired
+}
+
+// maxBeat bounds the paths in one request, in bytes. A server refuses requests of more than a megabyte.
+const maxBeat = 128 * 1024
+
+// beat confirms the session, and that the nodes of its claims exist.
+func (s *store) beat(now sessionState) error {
+	var paths []string
+	s.mu.Lock()
+	for path, c := range s.claims {
+		if c.session == now.number {
+			paths = append(paths, path)
+		}
+	}
+	s.mu.Unlock()
+
+	for len(paths) > 0 {
+		n := 0
+		for size := 0; n < len(paths) && size < maxBeat; n++ {
+			size += len(paths[n])
+		}
+		if err := s.confirmAll(now, paths[:n]); err != nil {
+			return err
+		}
+		paths = paths[n:]
+	}
+	return nil
+}
+
+// confirmAll confirms the session and that those nodes exist. The claims of others end.
+func (s *store) confirmAll(now sessionState, paths []string) error {
+	for len(paths) > 0 {
+		missing, err := s.check(s.ctx, now, paths...)
+		if err != nil || missing == nil {
+			return err
+		}
+		i := missing[0]
+		s.missing(paths[i])
+		paths = append(append([]string(nil), paths[:i]...), paths[i+1:]...)
+	}
+	return nil
+}
+
+// missing ends the claim of a node that does not exist, unless its release has removed that.
+func (s *store) missing(path string) {
+	s.mu.Lock()
+	c := s.claims[path]
+	if c != nil {
+		c.endLocked(errRemoved)
+	}
+	s.mu.Unlock()
+	if c != nil && c.held {
+		c.r.Lost(lock.ReasonGone, zk.ErrNoNode)
+	}
+}
+
+// leftover is what has to be removed: a node of a session, or what a request without an answer may have created.
+type leftover struct {
+	path    string
+	session uint64
+
+	folder, name string          // of nodes whose names begin with it
+	after        <-chan struct{} // closed when the request has returned; or nil
+}
+
+// leave removes a leftover in the background.
+func (s *store) leave(l leftover) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.work.Add(1)
+		go s.clean(l)
+	}
+}
+
+// clean removes a leftover. It tries until the node is gone, its session has ended, or the server refuses.
+func (s *store) clean(l leftover) {
+	defer s.work.Done()
+	if l.after != nil {
+		select {
+		case <-l.after:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+
+	for {
+		now, err := s.ready(s.ctx, false)
+		if err != nil || l.path != "" && now.number != l.session {
+			return
+		}
+		if l.path != "" {
+			_, err = s.remove(s.ctx, l.path)
+		} else {
+			err = s.search(s.ctx, l)
+		}
+		if err == nil || isRefusal(err) || s.ctx.Err() != nil {
+			return
+		}
+		pause(s.ctx)
+	}
+}
+
+// search removes the nodes of a leftover, and its folder if that is empty. A request of an earlier connection has been
+// carried out by now or never will be: when a session moves to a new connection, the server closes the old one, and the
+// leader refuses what another server still has for it.
+func (s *store) search(ctx context.Context, l leftover) error {
+	// A server may not have seen yet what another has done.
+	if _, err := ask(ctx, func() (string, error) { return s.conn.Sync(l.folder) }); err != nil {
+		return err
+	}
+	names, err := s.children(ctx, l.folder)
+	if err == zk.ErrNoNode {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	for _, name := range names {
+		if !strings.HasPrefix(name, l.name) {
+			continue
+		}
+		if _, err := s.remove(ctx, l.folder+"/"+name); err != nil {
+			return err
+		}
+	}
+	if len(names) == 0 {
+		_, err = s.remove(ctx, l.folder)
+	}
+	return err
+}

@@ -1,0 +1,221 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// errLeft is the error of a request without an answer when its context ended.
+var errLeft = errors.New("the answer is outstanding")
+
+// ask makes a request, which cannot be cancelled. If ctx ends first, ask returns errLeft, and the request goes on.
+func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	results := make(chan result, 1)
+	go func() {
+		value, err := request()
+		results <- result{value, err}
+	}()
+
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, errLeft
+	}
+}
+
+// refusals are the errors with which a server, or go-zookeeper before it sends anything, refuses a request.
+var refusals = []error{
+	zk.ErrNoNode, zk.ErrNodeExists, zk.ErrNotEmpty, zk.ErrBadVersion, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL,
+	zk.ErrNoChildrenForEphemerals, zk.ErrAPIError, zk.ErrNothing, zk.ErrBadArguments, zk.ErrReconfigDisabled, zk.ErrUnknown,
+	zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer,
+}
+
+// isRefusal reports whether a request has failed for good.
+func isRefusal(err error) bool {
+	return slices.Contains(refusals, err) || strings.HasPrefix(err.Error(), "unknown error")
+}
+
+// isWithoutEffect reports whether a request has failed before it had an effect, or its effect has ended with its session.
+func isWithoutEffect(err error) bool {
+	return err == zk.ErrNoServer || err == zk.ErrSessionExpired || err == zk.ErrSessionMoved
+}
+
+// unavailable returns an error that matches lock.ErrUnavailable. An error of the network is only part of the text: the
+// timeouts of the client are not the caller's.
+func unavailable(err error) error {
+	if err == errNotConnected {
+		return err
+	}
+	if isWithoutEffect(err) || err == zk.ErrConnectionClosed || err == zk.ErrClosing {
+		return fmt.Errorf("%w: %w", lock.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %v", lock.ErrUnavailable, err)
+}
+
+// indeterminate is unavailable for lock.ErrIndeterminate.
+func indeterminate(err error) error {
+	if err == zk.ErrConnectionClosed || err == zk.ErrClosing {
+		return fmt.Errorf("%w: %w", lock.ErrIndeterminate, err)
+	}
+	return fmt.Errorf("%w: %v", lock.ErrIndeterminate, err)
+}
+
+// errNotConnected is why a store cannot be asked.
+var errNotConnected = fmt.Errorf("%w: there is no connection to ZooKeeper", lock.ErrUnavailable)
+
+// errDisconnected is returned for a store whose connection the program has closed.
+var errDisconnected = fmt.Errorf("%w: the connection to ZooKeeper is closed", lock.ErrClosed)
+
+// ready blocks until the store has a connection, and returns its session. With once it does not wait.
+func (s *store) ready(ctx context.Context, once bool) (sessionState, error) {
+	for {
+		now, changed := s.session.state()
+		if now.closed {
+			return now, errDisconnected
+		}
+		if now.connected {
+			return now, nil
+		}
+		if once {
+			return now, errNotConnected
+		}
+
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return now, errNotConnected
+		}
+	}
+}
+
+// retryPause is the pause after a request that has failed although the store has a connection.
+const retryPause = 20 * time.Millisecond
+
+// pause blocks for retryPause, or until ctx ends.
+func pause(ctx context.Context) {
+	timer := time.NewTimer(retryPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// check asks whether nodes of a session exist, by a write that changes nothing: a majority of the servers has to confirm
+// it, and the leader, which ends sessions, refuses it if the session is over. A server that the others do not hear any
+// more still answers reads. check returns the indexes of nodes that do not exist.
+func (s *store) check(ctx context.Context, now sessionState, paths ...string) (missing []int, err error) {
+	ops := make([]any, len(paths))
+	for i, path := range paths {
+		ops[i] = &zk.CheckVersionRequest{Path: path, Version: -1}
+	}
+
+	sent := time.Now()
+	results, err := ask(ctx, func() ([]zk.MultiResponse, error) { return s.conn.Multi(ops...) })
+	if err == nil {
+		s.confirm(now.number, sent)
+		return nil, nil
+	}
+	for i, result := range results {
+		if result.Error == zk.ErrNoNode {
+			missing = append(missing, i)
+		}
+	}
+	if missing != nil {
+		return missing, nil
+	}
+	return nil, err
+}
+
+// remove deletes a node. It reports whether the node was there.
+func (s *store) remove(ctx context.Context, path string) (bool, error) {
+	_, err := ask(ctx, func() (struct{}, error) { return struct{}{}, s.conn.Delete(path, -1) })
+	if err == zk.ErrNoNode {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// children returns the names of the nodes in a folder.
+func (s *store) children(ctx context.Context, folder string) ([]string, error) {
+	return ask(ctx, func() ([]string, error) {
+		names, _, err := s.conn.Children(folder)
+		return names, err
+	})
+}
+
+// createFolder creates a folder, and those above it. The server removes a container soon after its last node.
+func (s *store) createFolder(ctx context.Context, path string) error {
+	create := func() (string, error) { return s.conn.CreateContainer(path, nil, zk.FlagContainer, s.acl) }
+	_, err := ask(ctx, create)
+	if parent := path[:strings.LastIndexByte(path, '/')]; err == zk.ErrNoNode && parent != "" {
+		if err := s.createFolder(ctx, parent); err != nil {
+			return err
+		}
+		_, err = ask(ctx, create)
+	}
+	if err == zk.ErrNodeExists {
+		return nil
+	}
+	return err
+}
+
+// watch returns a channel that gets a value, or is closed, when a node is gone, has changed, or is not watched any more.
+// The error is zk.ErrNoNode if the node does not exist.
+//
+// go-zookeeper cannot remove a watch. Those who watch the same node share it, also with those who have left: while a lock
+// is held for long, any number of calls that wait for a moment leave one watch.
+func (s *store) watch(ctx context.Context, path string) (<-chan zk.Event, error) {
+	s.mu.Lock()
+	events := s.watches[path]
+	s.mu.Unlock()
+	if events != nil && len(events) == 0 {
+		return events, nil
+	}
+
+	return ask(ctx, func() (<-chan zk.Event, error) {
+		_, _, events, err := s.conn.GetW(path)
+		if err != nil {
+			return nil, err
+		}
+
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.watches) >= s.watchesMost {
+			for path, events := range s.watches {
+				if len(events) > 0 { // it has come, and nobody waits for it
+					delete(s.watches, path)
+				}
+			}
+			s.watchesMost = 2*len(s.watches) + minWatches
+		}
+		s.watches[path] = events
+		return events, nil
+	})
+}
+
+// minWatches is how many watches there are at least before those that are over are removed.
+const minWatches = 64
+
+// watched removes a watch that is over.
+func (s *store) watched(path string, events <-chan zk.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watches[path] == events {
+		delete(s.watches, path)
+	}
+}

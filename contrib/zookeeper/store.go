@@ -1,0 +1,377 @@
+package zklock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
+)
+
+// store is a driver.Driver.
+type store struct {
+	conn    *zk.Conn
+	session *Session
+	prefix  string
+	acl     []zk.ACL
+
+	ctx    context.Context // ends when Close has waited long enough
+	cancel context.CancelFunc
+	wake   chan struct{}  // has a value if keep has to look at the claims
+	kept   chan struct{}  // closed when keep has returned
+	work   sync.WaitGroup // of clean
+
+	mu          sync.Mutex
+	closed      bool
+	claims      map[string]*claim // by path: those whose nodes should be there
+	number      uint64            // of the session that confirmed is about
+	confirmed   time.Time         // when the latest write was sent that is confirmed
+	watches     map[string]<-chan zk.Event
+	watchesMost int
+}
+
+func newStore(conn *zk.Conn, session *Session, prefix string, acl []zk.ACL) *store {
+	s := &store{
+		conn: conn, session: session, prefix: prefix, acl: acl,
+		wake: make(chan struct{}, 1), kept: make(chan struct{}),
+		claims: make(map[string]*claim), watches: make(map[string]<-chan zk.Event),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	go s.keep()
+	return s
+}
+
+// Store implements driver.Driver.
+func (s *store) Store() string { return "zookeeper" }
+
+// CheckName implements driver.Driver.
+func (s *store) CheckName(name string) error { return checkName(name) }
+
+// maxPermits bounds the nodes that a waiter of a semaphore watches.
+const maxPermits = 10_000
+
+// Acquire implements driver.Driver.
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Claim, error) {
+	if r.Permits > maxPermits {
+		return nil, fmt.Errorf("%w: %d permits: at most %d", lock.ErrInvalid, r.Permits, maxPermits)
+	}
+
+	var unknown error // of an attempt that may have left a node
+	for attempt := 1; ; attempt++ {
+		c, err := s.attempt(ctx, &r, attempt)
+		if err == nil {
+			return c, nil
+		}
+
+		if errors.Is(err, lock.ErrIndeterminate) {
+			unknown = err
+		} else if unknown != nil && errors.Is(err, errNotConnected) {
+			err = unknown
+		}
+		passes := errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
+		if !passes || ctx.Err() != nil || r.Try || r.FailFast && err != errRemoved {
+			return nil, err
+		}
+		pause(ctx)
+	}
+}
+
+// attempt queues a node, and waits for its turn. After a failure the node is removed in the background.
+func (s *store) attempt(ctx context.Context, r *driver.Request, number int) (*claim, error) {
+	now, err := s.ready(ctx, r.Try || r.FailFast)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.enqueue(ctx, now, r, number)
+	if err != nil {
+		return nil, err
+	}
+
+	err = s.await(ctx, c)
+	if err == nil {
+		return c, nil
+	}
+	if !s.forget(c) {
+		return nil, err
+	}
+	if r.Try && err == lock.ErrNotAcquired {
+		// The next call that does not wait must not find this one.
+		if _, failed := s.remove(ctx, c.path); failed == nil {
+			return nil, err
+		}
+	}
+	s.leave(leftover{path: c.path, session: c.session})
+	return nil, err
+}
+
+// enqueue creates the node of a claim. The transaction also writes the folder, which has no data: the answer is the
+// folder's state with the node in it. So the claim has its token, and is granted at once if nobody else is there.
+func (s *store) enqueue(ctx context.Context, now sessionState, r *driver.Request, attempt int) (*claim, error) {
+	in := folder(s.prefix, r)
+	name := nodeName(r, attempt)
+	for {
+		finished := make(chan struct{})
+		sent := time.Now()
+		results, err := ask(ctx, func() ([]zk.MultiResponse, error) {
+			defer close(finished)
+			return s.conn.Multi(
+				&zk.CreateRequest{Path: in + "/" + name, Acl: s.acl, Flags: zk.FlagEphemeralSequential},
+				&zk.SetDataRequest{Path: in, Version: -1},
+			)
+		})
+
+		if err == nil {
+			return s.queued(now, sent, r, in, name, results)
+		}
+		unsure := leftover{folder: in, name: name, after: finished}
+		if err == zk.ErrNoNode {
+			if err := s.createFolder(ctx, in); err != nil && err != zk.ErrNoNode { // one above may have gone again
+				s.leave(unsure) // a folder without nodes
+				return nil, notQueued(err)
+			}
+			continue
+		}
+
+		if err == errLeft || !isRefusal(err) && !isWithoutEffect(err) {
+			s.leave(unsure)
+		}
+		return nil, notQueued(err)
+	}
+}
+
+// queued returns the claim for a node that was created.
+func (s *store) queued(
+	now sessionState, sent time.Time, r *driver.Request, in, name string, results []zk.MultiResponse,
+) (*claim, error) {
+	var own place
+	if len(results) == 2 && results[1].Stat != nil && len(results[0].String) > len(in) {
+		own, _ = parse(results[0].String[len(in)+1:])
+	}
+	if own.name == "" || own.sequence < 0 || own.sequence > maxSequence {
+		s.leave(leftover{folder: in, name: name})
+		return nil, fmt.Errorf("zookeeper: the numbers of %s are used up; they begin anew after a minute without claims", in)
+	}
+
+	stat := results[1].Stat
+	c := &claim{
+		s: s, r: *r, in: in, own: own, path: results[0].String, token: stat.Mzxid, session: now.number,
+		alone: int(stat.NumChildren) <= max(1, r.Permits), gone: make(chan struct{}),
+	}
+	s.confirm(now.number, sent)
+	if err := s.add(c); err != nil {
+		s.leave(leftover{folder: in, name: name})
+		return nil, err
+	}
+	return c, nil
+}
+
+// notQueued returns the error of an attempt whose node was not created, or is removed in the background.
+func notQueued(err error) error {
+	if isRefusal(err) {
+		return err
+	}
+	if isWithoutEffect(err) {
+		return unavailable(err)
+	}
+	return indeterminate(err)
+}
+
+// errRemoved is returned if the node of a waiter is gone: its session has ended, or somebody has removed it.
+var errRemoved = fmt.Errorf("%w: the node of the waiter is gone", lock.ErrUnavailable)
+
+// errSilent is returned to those who do not wait for a store that does not answer.
+var errSilent = fmt.Errorf("%w: ZooKeeper does not answer", lock.ErrUnavailable)
+
+// await blocks until it is the turn of a claim.
+func (s *store) await(ctx context.Context, c *claim) error {
+	var others []place
+	known := c.alone
+	for {
+		if !known {
+			var err error
+			others, err = s.ahead(ctx, c)
+			if err != nil {
+				return err
+			}
+		}
+		watched := blocking(others, &c.r)
+		if len(watched) == 0 {
+			return s.grant(ctx, c)
+		}
+		if c.r.Try {
+			return lock.ErrNotAcquired
+		}
+
+		gone, err := s.awaitAny(ctx, c, watched)
+		if err != nil {
+			return err
+		}
+
+		// What was ahead is never more than that: if only the node was that has gone, there is nothing to ask.
+		known = false
+		if gone != (place{}) && len(others) == max(1, c.r.Permits) {
+			others = nil
+			known = true
+		}
+	}
+}
+
+// ahead returns the nodes that a claim depends on.
+func (s *store) ahead(ctx context.Context, c *claim) ([]place, error) {
+	for {
+		names, err := s.children(ctx, c.in)
+		if err == nil {
+			others, present := ahead(names, c.own, &c.r)
+			if !present {
+				return nil, errRemoved
+			}
+			return others, nil
+		}
+		if err := s.again(ctx, c, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// awaitAny blocks until one of the nodes, or the watch of one, is gone. It returns the node if that is gone.
+func (s *store) awaitAny(ctx context.Context, c *claim, nodes []place) (place, error) {
+	cases := make([]reflect.SelectCase, 2, 2+len(nodes))
+	cases[0] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}
+	cases[1] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c.gone)}
+	for _, p := range nodes {
+		events, err := s.watch(ctx, c.in+"/"+p.name)
+		if err == zk.ErrNoNode {
+			return p, nil
+		}
+		if err != nil {
+			return place{}, s.again(ctx, c, err)
+		}
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(events)})
+	}
+
+	i, value, ok := reflect.Select(cases)
+	if i == 0 {
+		return place{}, s.over(c)
+	}
+	if i == 1 {
+		return place{}, c.cause()
+	}
+
+	p := nodes[i-2]
+	s.watched(c.in+"/"+p.name, cases[i].Chan.Interface().(<-chan zk.Event))
+	if ok && value.Interface().(zk.Event).Type == zk.EventNodeDeleted {
+		return p, nil
+	}
+	return place{}, nil
+}
+
+// again decides what a waiter does after a question has failed with err. It returns nil if it asks again, now that there
+// is a connection.
+func (s *store) again(ctx context.Context, c *claim, err error) error {
+	if cause := c.cause(); cause != nil {
+		return cause
+	}
+	if err == errLeft {
+		return s.over(c)
+	}
+	if err == zk.ErrNoNode {
+		return errRemoved
+	}
+	if isRefusal(err) {
+		return err
+	}
+	if c.r.Try || c.r.FailFast {
+		return unavailable(err)
+	}
+
+	pause(ctx)
+	if _, err := s.ready(ctx, false); err != nil {
+		return err
+	}
+	return c.cause()
+}
+
+// over returns the error of a wait that ctx has ended.
+func (s *store) over(c *claim) error {
+	if cause := c.cause(); cause != nil {
+		return cause
+	}
+	if !time.Now().Before(c.Until()) {
+		return errSilent
+	}
+	return lock.ErrNotAcquired
+}
+
+// grant makes a claim one that is held, once it is certain.
+func (s *store) grant(ctx context.Context, c *claim) error {
+	for {
+		if time.Now().Before(c.Until()) {
+			return c.hold()
+		}
+
+		now, err := s.ready(ctx, c.r.Try || c.r.FailFast)
+		if err != nil {
+			return err
+		}
+		if now.number != c.session {
+			return errRemoved
+		}
+		missing, err := s.check(ctx, now, c.path)
+		if missing != nil {
+			return errRemoved
+		}
+		if err == nil {
+			continue
+		}
+		if err := s.again(ctx, c, err); err != nil {
+			return err
+		}
+	}
+}
+
+// closeTimeout bounds Close.
+const closeTimeout = 3 * time.Second
+
+// Close implements driver.Driver.
+func (s *store) Close() {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.closed = true
+	var held []*claim
+	for _, c := range s.claims {
+		s.work.Add(1)
+		go s.clean(leftover{path: c.path, session: c.session})
+		c.endLocked(lock.ErrClosed)
+		if c.held {
+			held = append(held, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range held {
+		c.r.Lost(lock.ReasonClosed, nil)
+	}
+
+	cleaned := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(cleaned)
+	}()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-cleaned:
+	case <-timer.C:
+	}
+	s.cancel()
+	<-s.kept
+	<-cleaned
+}
