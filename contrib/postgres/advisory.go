@@ -1,0 +1,700 @@
+package pglock
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
+)
+
+// Advisory makes locks that are advisory locks of sessions. NewAdvisory creates it. Lock and RWLock have no tokens, and
+// Semaphore is not supported.
+type Advisory struct{ *driver.Client }
+
+// NewAdvisory returns a client that connects like pool, with connections of its own: it takes none from the pool, and its
+// end is not that of the pool. It blocks until the first connection is made or ctx ends, for 5 s at most.
+//
+// The error matches lock.ErrInvalid for an invalid option, lock.ErrUnavailable if the server cannot be reached or is a
+// standby, and lock.ErrUnsupported if there is a pooler before the server, or if that only pretends to have advisory locks.
+func NewAdvisory(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Advisory, error) {
+	const store = "postgres"
+	c, err := resolve(advisoryKind, pool, opts)
+	if err != nil {
+		return nil, configured(ctx, store, err)
+	}
+
+	d := newAdvisory(pool, c)
+	if _, err := d.shared(ctx); err != nil {
+		d.Close()
+		return nil, configured(ctx, store, err)
+	}
+	return &Advisory{driver.NewClient(d, c.client...)}, nil
+}
+
+// Key returns the key of the advisory lock for a name: the first 8 bytes of its SHA-256, in big-endian order. Two names
+// with the same key would exclude each other; among a million names there are two with a probability of 1 in 37 million.
+func Key(name string) int64 {
+	sum := sha256.Sum256([]byte(name))
+	return int64(binary.BigEndian.Uint64(sum[:]))
+}
+
+// advisory is the driver of an Advisory.
+//
+// One session, main, asks for locks that may be free. To wait, a request gets a session that has no locks, waits there in
+// the queue of the server, and has its lock there.
+type advisory struct {
+	config
+	dialer
+	gates gates[int64]
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup // goroutines that run until then
+
+	mu         sync.Mutex
+	main       *session // nil until it is needed again
+	connecting *attempt // to make main
+	sessions   map[*session]struct{}
+	idle       []*session // without users
+	dialing    int        // sessions other than main that are being made
+	closed     bool
+}
+
+// attempt is an attempt to connect for several callers.
+type attempt struct {
+	over chan struct{} // closed when err is set
+	err  error
+}
+
+const (
+	// maxIdle is how many sessions are kept for the next request that waits.
+	maxIdle = 2
+	// retryPause is the pause after an attempt that has failed, or without a session to wait on.
+	retryPause = 250 * time.Millisecond
+	// probeAfter is after what time without an answer a request that waits asks whether the lock is taken.
+	probeAfter = 20 * time.Millisecond
+)
+
+func newAdvisory(pool *pgxpool.Pool, c config) *advisory {
+	d := &advisory{config: c, dialer: dialer{pool, c.ttl}, sessions: make(map[*session]struct{})}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.work.Go(d.tend)
+	return d
+}
+
+// Store implements driver.Driver.
+func (d *advisory) Store() string { return "postgres" }
+
+// CheckName implements driver.Driver.
+func (d *advisory) CheckName(name string) error { return checkText("the name", name, maxName) }
+
+// tend keeps the sessions.
+func (d *advisory) tend() {
+	ticker := time.NewTicker(d.config.ttl / 20)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			for _, s := range d.list() {
+				s.tend(now)
+				if s.givenUp.Load() && s.waiting() {
+					d.unblock(s) // the first one may have come before the request
+				}
+			}
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
+
+func (d *advisory) list() []*session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]*session, 0, len(d.sessions))
+	for s := range d.sessions {
+		all = append(all, s)
+	}
+	return all
+}
+
+// shared returns the main session, which it connects if there is none. It blocks until that is done or ctx ends.
+func (d *advisory) shared(ctx context.Context) (*session, error) {
+	d.mu.Lock()
+	if s := d.main; s != nil {
+		d.mu.Unlock()
+		return s, nil
+	}
+	if d.closed {
+		d.mu.Unlock()
+		return nil, lock.ErrClosed
+	}
+	a := d.connecting
+	if a == nil {
+		a = &attempt{over: make(chan struct{})}
+		d.connecting = a
+		d.work.Go(func() { d.connectMain(a) })
+	}
+	d.mu.Unlock()
+
+	select {
+	case <-a.over:
+	case <-ctx.Done():
+		return nil, unavailable(errors.New("the connection was not made in time"))
+	}
+	if a.err != nil {
+		return nil, a.err
+	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.main == nil {
+		return nil, unavailable(errors.New("the connection was lost"))
+	}
+	return d.main, nil
+}
+
+func (d *advisory) connectMain(a *attempt) {
+	s, err := d.connect(d.ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		if err := verify(ctx, conn); err != nil {
+			return err
+		}
+		return prepare(ctx, conn)
+	}, d.sessionEnded, nil)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.connecting = nil
+	a.err = err
+	if err == nil && d.addLocked(s) {
+		d.main = s
+	}
+	close(a.over)
+}
+
+// addLocked adds a session that has been made, and reports whether it is of use.
+func (d *advisory) addLocked(s *session) bool {
+	if s.ended() != nil {
+		return false
+	}
+	d.sessions[s] = struct{}{} // Close waits for the work that has made it, and ends it
+	return true
+}
+
+// verify takes a lock and looks whether the server has it: some servers that speak the protocol do nothing.
+func verify(ctx context.Context, conn *pgx.Conn) error {
+	const probe = 0x7265646c61746368
+	var granted, kept bool
+	if err := conn.QueryRow(ctx, `SELECT pg_try_advisory_lock_shared($1)`, pgx.QueryExecModeExec, int64(probe)).Scan(&granted); err != nil {
+		return err
+	}
+	if !granted {
+		return nil // a program has it, so there are such locks
+	}
+	err := conn.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`,
+		pgx.QueryExecModeExec).Scan(&kept)
+	if err != nil {
+		return err
+	}
+	if !kept {
+		return fmt.Errorf("%w: the server does not keep advisory locks", lock.ErrUnsupported)
+	}
+	_, err = conn.Exec(ctx, `SELECT pg_advisory_unlock_shared($1)`, pgx.QueryExecModeExec, int64(probe))
+	return err
+}
+
+func prepare(ctx context.Context, conn *pgx.Conn) error {
+	for name, sql := range advisoryQueries {
+		if _, err := conn.PgConn().Prepare(ctx, string(name), sql, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sessionEnded is called when a session has ended: its claims are lost.
+func (d *advisory) sessionEnded(s *session, err error) {
+	d.mu.Lock()
+	s.gone = true
+	if d.main == s {
+		d.main = nil
+	}
+	delete(d.sessions, s)
+	for i, other := range d.idle {
+		if other == s {
+			d.idle = append(d.idle[:i:i], d.idle[i+1:]...)
+			break
+		}
+	}
+	claims := s.claims
+	s.claims = nil
+	d.mu.Unlock()
+
+	reason := lock.ReasonGone
+	if err == errSilent {
+		reason = lock.ReasonExpired
+	}
+	for c := range claims {
+		c.lost(reason, storeError{err})
+		c.gate.leave(nil)
+	}
+}
+
+// Acquire implements driver.Driver.
+func (d *advisory) Acquire(ctx context.Context, r driver.Request) (driver.Claim, error) {
+	if r.Permits > 0 {
+		return nil, fmt.Errorf("%w: PostgreSQL has no semaphores among its advisory locks", lock.ErrUnsupported)
+	}
+
+	key := d.key(r.Name)
+	g, on, err := d.gates.enter(ctx, key, r.Shared, urgency{r.Try, r.FailFast})
+	if err != nil {
+		d.free(on)
+		return nil, err
+	}
+
+	c := &advisoryClaim{d: d, key: key, shared: r.Shared, gate: g, lost: r.Lost}
+	err = d.take(ctx, r, c, on)
+	if err == nil {
+		return c, nil
+	}
+	if err != errLeft {
+		c.leave()
+		return nil, err
+	}
+	return nil, c.err
+}
+
+// errLeft means that the caller has left a request, whose answer makes it leave the gate. The claim has the error.
+var errLeft = errors.New("left")
+
+// take acquires the lock for a claim that is inside of its gate, on that session first if it is not nil.
+func (d *advisory) take(ctx context.Context, r driver.Request, c *advisoryClaim, on *session) error {
+	c.on = on
+	for {
+		if c.on != nil && c.on.ended() != nil {
+			d.free(c.on)
+			c.on = nil
+		}
+		var granted bool
+		var err error
+		if waits := !r.Try && !r.FailFast; waits && d.hasWaiter(c) {
+			granted, err = d.wait(ctx, c)
+		} else {
+			granted, err = d.tryOnce(ctx, r, c)
+			if err == nil && !granted && !r.Try {
+				granted, err = d.wait(ctx, c)
+			}
+		}
+		if err == errLeft || err == nil && granted {
+			return err
+		}
+
+		if err == nil {
+			err = lock.ErrNotAcquired
+		} else if temporary(err) {
+			c.refused.Store(false)
+			c.gate.heard(err)
+		}
+		if r.Try || !errors.Is(err, lock.ErrNotAcquired) && (r.FailFast || !temporary(err)) {
+			return err
+		}
+
+		select {
+		case <-time.After(retryPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// tryOnce asks for the lock once, and reports whether the claim has it.
+func (d *advisory) tryOnce(ctx context.Context, r driver.Request, c *advisoryClaim) (bool, error) {
+	s := c.on
+	if s == nil {
+		connecting := ctx
+		if r.FailFast {
+			bounded, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			connecting = bounded
+		}
+		main, err := d.shared(connecting)
+		if err != nil {
+			return false, err
+		}
+		s = main
+	}
+
+	a, err := d.ask(ctx, s, c.query(tryLock, tryShared), c, r.FailFast)
+	if err != nil {
+		return false, err
+	}
+	if a.value != yes {
+		c.refused.Store(true)
+		return false, nil
+	}
+	return true, d.begin(s, c)
+}
+
+// wait has the server grant the lock in its turn, and reports whether the claim has it. If there is no session to wait on,
+// it returns false at once.
+func (d *advisory) wait(ctx context.Context, c *advisoryClaim) (bool, error) {
+	if c.on == nil {
+		c.on = d.waiter(ctx)
+	}
+	s := c.on
+	if s == nil {
+		return false, nil
+	}
+
+	a, err := d.ask(ctx, s, c.query(waitLock, waitShared), c, false)
+	if err != nil && err != errLeft {
+		s.send(unlockAll, 0, nil) // a cancellation that comes late ends the request, and not the lock
+	}
+	if err == nil && time.Since(a.sent) > d.config.ttl/3 {
+		// The request is too old to tell for how long the server has the session.
+		_, err = d.ask(ctx, s, ping, c, false)
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, d.begin(s, c)
+}
+
+// hasWaiter reports whether the claim has a session to wait on, or gets one that is idle. There are such sessions while
+// locks are contended: then it saves a request not to try first.
+func (d *advisory) hasWaiter(c *advisoryClaim) bool {
+	if c.on != nil {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.on = d.idleLocked()
+	return c.on != nil
+}
+
+func (d *advisory) idleLocked() *session {
+	n := len(d.idle)
+	if n == 0 {
+		return nil
+	}
+	s := d.idle[n-1]
+	d.idle = d.idle[:n-1]
+	s.users++
+	return s
+}
+
+// waiter returns a session without users, or nil if there is none: waiters ask again then.
+func (d *advisory) waiter(ctx context.Context) *session {
+	d.mu.Lock()
+	if s := d.idleLocked(); s != nil {
+		d.mu.Unlock()
+		return s
+	}
+	if d.closed || len(d.sessions)+d.dialing >= d.conns {
+		d.mu.Unlock()
+		return nil
+	}
+	d.dialing++
+	d.work.Add(1)
+	d.mu.Unlock()
+	defer d.work.Done()
+
+	s, err := d.connect(ctx, prepare, d.sessionEnded, nil)
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.dialing--
+	if err != nil || !d.addLocked(s) {
+		return nil
+	}
+	s.users++
+	return s
+}
+
+// ask makes a request for a claim, and blocks until the answer or until ctx ends. With failFast it gives up after patience.
+// The error is errLeft if it has left the request.
+func (d *advisory) ask(ctx context.Context, s *session, q query, c *advisoryClaim, failFast bool) (answer, error) {
+	sent := time.Now()
+	r := newReply()
+	if !s.send(q, c.key, r.receive) {
+		return answer{}, unavailable(s.ended())
+	}
+
+	var giveUp <-chan time.Time
+	if failFast {
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		giveUp = timer.C
+	}
+	var unsure <-chan time.Time
+	if q.waits() && !c.refused.Load() {
+		timer := time.NewTimer(probeAfter)
+		defer timer.Stop()
+		unsure = timer.C
+	}
+
+	var a answer
+	arrived := true
+	select {
+	case a = <-r.answers:
+	case <-unsure:
+		d.probe(c)
+		select {
+		case a = <-r.answers:
+		case <-ctx.Done():
+			arrived = false
+		}
+	case <-ctx.Done():
+		arrived = false
+	case <-giveUp:
+		arrived = false
+	}
+	if !arrived && d.leave(s, q, c, r, sent) {
+		return a, errLeft
+	}
+	if !arrived {
+		a = <-r.answers
+	}
+
+	if a.err == nil {
+		c.gate.heard(nil)
+		return a, nil
+	}
+	if errors.Is(a.err, errSession) {
+		return a, unknown(a.err)
+	}
+	return a, failed(a.err)
+}
+
+// probe finds out whether the lock is taken, for a claim that waits for it.
+func (d *advisory) probe(c *advisoryClaim) {
+	d.mu.Lock()
+	main := d.main
+	d.mu.Unlock()
+	if main == nil {
+		return
+	}
+	main.send(c.query(tryLock, tryShared), c.key, func(a answer) {
+		if a.value == yes { // ahead of the request that waits
+			main.send(c.query(unlock, unlockShared), c.key, nil)
+		}
+		if a.err == nil {
+			c.refused.Store(true)
+			c.gate.heard(nil)
+		}
+	})
+}
+
+// leave has the answer to a request undone, unless it has arrived.
+func (d *advisory) leave(s *session, q query, c *advisoryClaim, r *reply, sent time.Time) bool {
+	s.givenUp.Store(q.waits())
+	left := r.leave(func(a answer) {
+		s.givenUp.Store(false)
+		if q.waits() || q == ping {
+			s.send(unlockAll, 0, nil)
+		} else if a.value == yes {
+			s.send(c.query(unlock, unlockShared), c.key, nil)
+		}
+		c.leave()
+	})
+	if !left {
+		s.givenUp.Store(false)
+		return false
+	}
+
+	c.err = lock.ErrNotAcquired
+	if !c.refused.Load() {
+		c.err = unknown(fmt.Errorf("the server has not answered for %v", time.Since(sent).Round(time.Millisecond)))
+	}
+	if q.waits() {
+		d.unblock(s)
+	} else if time.Since(sent) >= patience {
+		c.gate.heard(c.err)
+	}
+	return true
+}
+
+// unblock ends the request that waits on a session.
+func (d *advisory) unblock(s *session) {
+	d.mu.Lock()
+	main := d.main
+	d.mu.Unlock()
+	end := func() { s.end(errors.New("a request was given up")) } // the server notices within a quarter of the TTL
+	sent := main != nil && main.send(cancelWait, int64(s.pid), func(a answer) {
+		if a.err != nil && s.givenUp.Load() {
+			end()
+		}
+	})
+	if !sent {
+		end()
+	}
+}
+
+// begin makes the claim one of the session, unless that has ended.
+func (d *advisory) begin(s *session, c *advisoryClaim) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.gone {
+		return unknown(s.ended())
+	}
+	s.claims[c] = struct{}{}
+	c.s = s
+	return nil
+}
+
+// free ends the use of a session, which may be nil.
+func (d *advisory) free(s *session) {
+	if s == nil {
+		return
+	}
+	d.mu.Lock()
+	s.users--
+	spare := s.users == 0 && !s.gone && s != d.main
+	keep := spare && len(d.idle) < maxIdle
+	if keep {
+		d.idle = append(d.idle, s)
+	}
+	d.mu.Unlock()
+	if spare && !keep {
+		s.terminate()
+	}
+}
+
+// Close implements driver.Driver.
+func (d *advisory) Close() {
+	d.mu.Lock()
+	d.closed = true
+	var claims []*advisoryClaim
+	for s := range d.sessions {
+		for c := range s.claims {
+			claims = append(claims, c)
+		}
+		s.claims = nil
+	}
+	d.mu.Unlock()
+	for _, c := range claims {
+		c.lost(lock.ReasonClosed, nil)
+	}
+	d.cancel()
+	d.work.Wait()
+
+	all := d.list()
+	for _, s := range all {
+		if s.waiting() {
+			d.unblock(s)
+		}
+	}
+	for _, s := range all {
+		s.terminate()
+	}
+	late := time.NewTimer(2 * time.Second)
+	defer late.Stop()
+	for _, s := range all {
+		select {
+		case <-s.read: // the server has released the locks
+		case <-late.C:
+			late.Reset(0)
+		}
+		s.end(lock.ErrClosed)
+		<-s.read
+	}
+}
+
+// advisoryClaim is a claim of an Advisory.
+type advisoryClaim struct {
+	d      *advisory
+	key    int64
+	shared bool
+	gate   *gate[int64]
+	lost   func(lock.Reason, error)
+	on     *session // that it uses, or nil for the main session
+	s      *session // that has it
+	err    error    // of a request that the caller has left
+
+	refused atomic.Bool // by the latest answer
+}
+
+// query returns one of the queries of both kinds of locks.
+func (c *advisoryClaim) query(exclusive, shared query) query {
+	if c.shared {
+		return shared
+	}
+	return exclusive
+}
+
+// leave leaves the gate. The next one inside gets the session.
+func (c *advisoryClaim) leave() {
+	c.d.free(c.gate.leave(c.on))
+	c.on = nil
+}
+
+// Token implements driver.Claim: there are no tokens.
+func (c *advisoryClaim) Token() int64 { return 0 }
+
+// Until implements driver.Claim.
+func (c *advisoryClaim) Until() time.Time { return c.s.certain() }
+
+// Extend implements driver.Claim: the claim lasts until its Release, so it is enough that the session is there.
+func (c *advisoryClaim) Extend(ctx context.Context, _ time.Duration) error {
+	a, err := c.request(ctx, ping, nil)
+	if err != nil {
+		return err
+	}
+	return a.err
+}
+
+// Release implements driver.Claim.
+func (c *advisoryClaim) Release(ctx context.Context) error {
+	c.d.mu.Lock()
+	_, has := c.s.claims[c]
+	delete(c.s.claims, c)
+	c.d.mu.Unlock()
+	if !has {
+		return lock.ErrLost
+	}
+
+	// The next request for the key is sent behind the unlock, without waiting for the answer.
+	a, err := c.request(ctx, c.query(unlock, unlockShared), c.leave)
+	if err != nil {
+		return err
+	}
+	if a.err != nil {
+		return failed(a.err)
+	}
+	if a.value != yes {
+		return lock.ErrLost
+	}
+	return nil
+}
+
+// request makes a request on the session that has the claim, calls then, and blocks until the answer or until ctx ends.
+func (c *advisoryClaim) request(ctx context.Context, q query, then func()) (answer, error) {
+	r := newReply()
+	sent := c.s.send(q, c.key, r.receive)
+	if then != nil {
+		then()
+	}
+	if !sent {
+		return answer{}, lock.ErrLost
+	}
+
+	select {
+	case a := <-r.answers:
+		if errors.Is(a.err, errSession) {
+			return a, unknown(a.err)
+		}
+		return a, nil
+	case <-ctx.Done():
+		return answer{}, unknown(errors.New("the server has not answered in time"))
+	}
+}

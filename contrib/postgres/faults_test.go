@@ -1,0 +1,341 @@
+package pglock_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	pglock "github.com/redlatch/redlatch/contrib/postgres"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
+)
+
+// workers are the processes that tests start.
+var workers = map[string]func(args []string) error{"holder": holder}
+
+// holder acquires a lock and holds it until it is killed.
+func holder(args []string) error {
+	kind, addr, name := args[0], args[1], args[2]
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, url(addr))
+	if err != nil {
+		return err
+	}
+	var c *driver.Client
+	if kind == advisory.name {
+		a, err := pglock.NewAdvisory(ctx, pool, pglock.TTL(ttl))
+		if err != nil {
+			return err
+		}
+		c = a.Client
+	} else {
+		t, err := pglock.NewTable(ctx, pool, pglock.TTL(ttl))
+		if err != nil {
+			return err
+		}
+		c = t.Client
+	}
+	if _, err := c.Lock(name).Lock(ctx); err != nil {
+		return err
+	}
+	fmt.Println("held")
+	select {}
+}
+
+// Others get the lock of a process that was killed: of a session at once, and of a table when the lease is over.
+func TestKilled(t *testing.T) {
+	each(t, func(t *testing.T, k kind, s *server) {
+		c := k.make(t, newPool(t, s.addr()))
+		p := harness.Spawn(t, "holder", k.name, s.addr(), "killed-"+k.name)
+		require.Equal(t, "held", p.Line(soon))
+		waiting := harness.StartLock(t, t.Context(), c.Lock("killed-"+k.name))
+		time.Sleep(ttl + ttl/4) // it is kept
+		require.True(t, waiting.Running())
+		p.Kill()
+		within := ttl
+		if k.name == advisory.name {
+			within = 0
+		}
+		require.NoError(t, waiting.EndWithin(within+pause))
+		require.NoError(t, waiting.Value.Unlock(t.Context()))
+	})
+}
+
+// The holds of a session that the server ends are lost before others have the locks.
+func TestTerminated(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	pool := newPool(t, s.addr())
+	c, other := advisory.make(t, pool), advisory.make(t, pool)
+	for i := range harness.Size(8, 30) {
+		h := acquire(t, c.Lock("terminated"))
+		waiting := harness.StartLock(t, t.Context(), other.Lock("terminated"))
+		harness.Eventually(t, soon, "the other one waits", func() bool {
+			return len(left(t, s, "terminated")) == 2
+		})
+		key := uint64(pglock.Key("terminated"))
+		_, err := pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_locks
+			WHERE locktype = 'advisory' AND granted AND classid = $1::bigint::oid AND objid = $2::bigint::oid`,
+			int64(key>>32), int64(key&(1<<32-1)))
+		require.NoError(t, err)
+		loss := lost(t, h, 0)
+		require.Equal(t, lock.ReasonGone, loss.Reason)
+		require.ErrorContains(t, loss, "terminating connection")
+		require.NoError(t, waiting.End())
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		require.NoError(t, waiting.Value.Unlock(t.Context()), "%d", i)
+	}
+}
+
+// After a crash of the server sessions are gone, and the rows of a table are not.
+func TestRestarted(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	pool := newPool(t, s.addr())
+	session, other := advisory.make(t, pool, pglock.TTL(30*time.Second)), advisory.make(t, pool)
+	rows, others := newTable(t, pool, pglock.TTL(30*time.Second)), newTable(t, pool)
+	ofSession, ofTable := acquire(t, session.Lock("restarted")), acquire(t, rows.Lock("restarted"))
+	waits := harness.StartLock(t, t.Context(), other.Lock("restarted"))
+	token := ofTable.Token()
+
+	s.stop(syscall.SIGQUIT)
+	require.Equal(t, lock.ReasonGone, lost(t, ofSession, 0).Reason)
+	_, err := session.Lock("restarted").Lock(t.Context(), lock.FailFast())
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	require.NoError(t, s.start())
+	require.NoError(t, waits.End())
+	require.NoError(t, waits.Value.Unlock(t.Context()))
+	require.NoError(t, acquire(t, session.Lock("restarted")).Unlock(t.Context()))
+
+	require.NoError(t, ofTable.Context().Err())
+	harness.Eventually(t, soon, "the table answers", func() bool {
+		_, err = others.Lock("restarted").TryLock(t.Context())
+		return errors.Is(err, lock.ErrNotAcquired)
+	})
+	harness.Eventually(t, soon, "the hold is extended", func() bool { return ofTable.Extend(t.Context(), time.Minute) == nil })
+	require.NoError(t, ofTable.Unlock(t.Context()))
+	next := acquire(t, others.Lock("restarted"))
+	require.Greater(t, next.Token(), token)
+	require.NoError(t, next.Unlock(t.Context()))
+}
+
+// A server that stops for longer than the TTL has ended all holds, and goes on.
+func TestStopped(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			s := ownServer(t)
+			pool := newPool(t, s.addr())
+			c, other := k.make(t, pool), k.make(t, newPool(t, s.addr()))
+			h := acquire(t, c.Lock("stopped"))
+			waiting := harness.StartLock(t, t.Context(), other.Lock("stopped"))
+			time.Sleep(100 * time.Millisecond)
+
+			s.freeze(true)
+			defer s.freeze(false)
+			began := time.Now()
+			require.Equal(t, lock.ReasonExpired, lost(t, h, ttl).Reason)
+			assert.Greater(t, time.Since(began), ttl/3, "it ends without a reason")
+			began = time.Now()
+			_, err := c.Lock("stopped-new").Lock(t.Context(), lock.Wait(300*time.Millisecond))
+			require.Error(t, err)
+			assert.True(t, errors.Is(err, lock.ErrIndeterminate) || errors.Is(err, lock.ErrUnavailable), "%v", err)
+			assert.Less(t, time.Since(began), 300*time.Millisecond+pause)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			require.True(t, waiting.Running())
+			time.Sleep(ttl / 2)
+
+			s.freeze(false)
+			require.NoError(t, waiting.End())
+			require.NoError(t, waiting.Value.Unlock(t.Context()))
+			require.NoError(t, acquire(t, c.Lock("stopped")).Unlock(t.Context()))
+			harness.Eventually(t, soon, "nothing is left", func() bool {
+				return len(left(t, s, "stopped"))+len(left(t, s, "stopped-new")) == 0
+			})
+		})
+	}
+}
+
+// What an acquisition whose reply was lost has taken is found by the next attempt of the call, or removed.
+func TestLostReply(t *testing.T) {
+	each(t, func(t *testing.T, k kind, s *server) {
+		p := newProxy(t, s.addr())
+		c := k.make(t, newPool(t, p.addr()), pglock.TTL(time.Minute))
+		other := k.make(t, newPool(t, s.addr()))
+		require.NoError(t, acquire(t, c.Lock("before")).Unlock(t.Context()))
+		for _, leaves := range []bool{false, true} {
+			name := fmt.Sprintf("lost-reply-%s-%t", k.name, leaves)
+			p.set(mute)
+			ctx, cancel := context.WithCancel(t.Context())
+			call := harness.StartLock(t, ctx, c.Lock(name))
+			harness.Eventually(t, soon, "the server has it", func() bool { return len(left(t, s, name)) == 1 })
+			if leaves {
+				cancel()
+				require.ErrorIs(t, call.End(), lock.ErrIndeterminate)
+			}
+			p.set(cut)
+			p.set(pass)
+			if leaves {
+				require.NoError(t, acquire(t, other.Lock(name)).Unlock(t.Context()))
+			} else {
+				require.NoError(t, call.EndWithin(soon))
+				require.NoError(t, call.Value.Unlock(t.Context()))
+			}
+			cancel()
+			harness.Eventually(t, soon, "nothing is left", func() bool { return len(left(t, s, name)) == 0 })
+		}
+	})
+}
+
+// Under faults holds do not overlap, tokens grow, and a row that checks tokens takes nothing from an old holder.
+func TestHistory(t *testing.T) {
+	each(t, func(t *testing.T, k kind, s *server) {
+		direct := newPool(t, s.addr())
+		name := "history-" + k.name
+		data := "data_" + k.name
+		_, err := direct.Exec(t.Context(), fmt.Sprintf("DROP TABLE IF EXISTS %[1]s; CREATE TABLE %[1]s AS SELECT 0::bigint AS token, 0::bigint AS n", data))
+		require.NoError(t, err)
+
+		var opts []pglock.Option
+		if k.name == table.name { // a client that is cut off is often first in the queue
+			opts = append(opts, pglock.Poll(20*time.Millisecond))
+		}
+		h := history{holds: make(map[lock.Hold]struct{})}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(harness.Size(8, 30))*time.Second)
+		defer cancel()
+		var all sync.WaitGroup
+		for range 4 {
+			p := newProxy(t, s.addr())
+			c := k.make(t, newPool(t, p.addr()), opts...)
+			for range 2 {
+				all.Go(func() { h.work(ctx, t, c.Lock(name), direct, data) })
+			}
+			all.Go(func() { disturb(ctx, p) })
+		}
+		all.Wait()
+		t.Logf("%d holds, %d of them lost, %d of %d writes refused", h.count, h.losses, h.stale, h.stale+len(h.writes))
+		require.Positive(t, h.count)
+		slices.SortFunc(h.writes, func(a, b written) int { return cmp.Compare(a.n, b.n) })
+		require.True(t, slices.IsSortedFunc(h.writes, func(a, b written) int { return cmp.Compare(a.token, b.token) }), "an old holder has written")
+		c := k.make(t, direct)
+		require.NoError(t, acquire(t, c.Lock(name)).Unlock(t.Context()))
+	})
+}
+
+// disturb has a proxy fail at random.
+func disturb(ctx context.Context, p *proxy) {
+	defer p.set(pass)
+	for ctx.Err() == nil {
+		sleep(ctx, rand.N(ttl))
+		switch rand.N(3) {
+		case 0: // as two ends hear of it
+			p.set(cut)
+			sleep(ctx, rand.N(200*time.Millisecond))
+		case 1:
+			p.set(stall)
+			sleep(ctx, ttl/2+rand.N(2*ttl))
+			p.set(cut)
+		case 2:
+			p.set(mute)
+			sleep(ctx, rand.N(200*time.Millisecond))
+			p.set(cut)
+		}
+		p.set(pass)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// history records the holds of one lock.
+type history struct {
+	mu            sync.Mutex
+	holds         map[lock.Hold]struct{}
+	token         int64
+	writes        []written
+	count, losses int
+	stale         int // writes that were refused
+}
+
+// begin records a hold, and fails the test if another one has not ended.
+func (hs *history) begin(t *testing.T, h lock.Hold) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	for other := range hs.holds {
+		if d := other.Remaining(); d > 0 && h.Remaining() > 0 && h.Context().Err() == nil && other.Context().Err() == nil {
+			t.Errorf("two hold the lock, one for %v more", d)
+		}
+	}
+	if h.Token() != 0 {
+		if h.Token() <= hs.token {
+			t.Errorf("token %d follows %d", h.Token(), hs.token)
+		}
+		hs.token = h.Token()
+	}
+	hs.holds[h] = struct{}{}
+	hs.count++
+}
+
+func (hs *history) end(h lock.Hold, err error) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	delete(hs.holds, h)
+	if errors.Is(err, lock.ErrLost) {
+		hs.losses++
+	}
+}
+
+// work acquires the lock again and again, and writes under it, sometimes after it was lost.
+func (hs *history) work(ctx context.Context, t *testing.T, l lock.Locker, db *pgxpool.Pool, data string) {
+	for ctx.Err() == nil {
+		h, err := l.Lock(ctx, lock.Wait(time.Second))
+		if err != nil {
+			sleep(ctx, rand.N(20*time.Millisecond))
+			continue
+		}
+		hs.begin(t, h)
+		sleep(ctx, rand.N(50*time.Millisecond))
+		if rand.N(8) == 0 {
+			sleep(ctx, rand.N(3*ttl)) // as a process that does not look at its context
+		}
+		if h.Token() != 0 {
+			hs.write(t, h.Token(), db, data)
+		}
+		hs.end(h, h.Unlock(context.Background()))
+	}
+}
+
+// write writes a row that checks tokens.
+func (hs *history) write(t *testing.T, token int64, db *pgxpool.Pool, data string) {
+	var n int64
+	err := db.QueryRow(context.Background(), fmt.Sprintf("UPDATE %s SET token = $1, n = n + 1 WHERE token <= $1 RETURNING n", data), token).Scan(&n)
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if errors.Is(err, pgx.ErrNoRows) {
+		hs.stale++
+	} else if err != nil {
+		t.Error(err)
+	} else {
+		hs.writes = append(hs.writes, written{n, token})
+	}
+}
+
+// written is the number of a write, and its token.
+type written struct{ n, token int64 }

@@ -1,0 +1,443 @@
+package pglock
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// session is a connection of its own, on which several callers make requests. They are sent without waiting for the answers
+// to earlier ones, and a goroutine reads the answers. So a caller that leaves does not break the connection, which has the
+// locks of others, and the client learns at once that the server has ended the session.
+type session struct {
+	conn  net.Conn
+	raw   net.Conn // below TLS: to close it never blocks
+	front *pgproto3.Frontend
+	pid   uint32
+	ttl   time.Duration
+
+	onEnd    func(*session, error)
+	onNotify func(payload string)
+	read     chan struct{} // closed when nothing more is read
+	givenUp  atomic.Bool   // the request that waits on it
+
+	mu        sync.Mutex
+	err       error   // why the session has ended
+	pending   []*call // that have no answer, in the order in which they were sent
+	sent      time.Time
+	confirmed time.Time // when the latest request with an answer was sent
+	unblocked time.Time // when the answer to the latest request that waits came
+
+	// The mutex of the advisory guards what follows.
+	users  int // requests that wait on it, and claims
+	claims map[*advisoryClaim]struct{}
+	gone   bool
+}
+
+// call is a request without an answer.
+type call struct {
+	q        query
+	sent     time.Time
+	answered func(answer) // called once, on the goroutine that reads; it does not block
+}
+
+// answer is the answer to a request.
+type answer struct {
+	sent  time.Time
+	value string
+	err   error // of the server; errSession if the session has ended without an answer
+}
+
+// errSession is matched by the errors of a session that has ended.
+var errSession = errors.New("the session has ended")
+
+// errSilent ends a session whose server has not answered for its TTL.
+var errSilent = errors.New("the server does not answer")
+
+// query is the name of a prepared statement, or ping.
+type query string
+
+const (
+	ping         query = ""
+	tryLock      query = "redlatch_try"
+	tryShared    query = "redlatch_try_shared"
+	waitLock     query = "redlatch_wait"
+	waitShared   query = "redlatch_wait_shared"
+	unlock       query = "redlatch_unlock"
+	unlockShared query = "redlatch_unlock_shared"
+	unlockAll    query = "redlatch_unlock_all"
+	cancelWait   query = "redlatch_cancel"
+)
+
+// yes is the answer of a function that returns true.
+const yes = "t"
+
+var advisoryQueries = map[query]string{
+	tryLock:      "SELECT pg_try_advisory_lock($1::bigint)",
+	tryShared:    "SELECT pg_try_advisory_lock_shared($1::bigint)",
+	waitLock:     "SELECT pg_advisory_lock($1::bigint)",
+	waitShared:   "SELECT pg_advisory_lock_shared($1::bigint)",
+	unlock:       "SELECT pg_advisory_unlock($1::bigint)",
+	unlockShared: "SELECT pg_advisory_unlock_shared($1::bigint)",
+	unlockAll:    "SELECT pg_advisory_unlock_all() WHERE $1::bigint = 0",
+	cancelWait:   "SELECT pg_cancel_backend($1::bigint::int)",
+}
+
+// waits reports whether the answer waits for other sessions.
+func (q query) waits() bool { return q == waitLock || q == waitShared }
+
+// dialer makes sessions.
+type dialer struct {
+	pool *pgxpool.Pool
+	ttl  time.Duration
+}
+
+// connect connects a session and has setUp, which makes a request, prepare the connection. The error matches lock.ErrUnsupported behind a pooler.
+// onNotify may be nil.
+func (d dialer) connect(
+	ctx context.Context, setUp func(context.Context, *pgx.Conn) error, onEnd func(*session, error), onNotify func(string),
+) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := d.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	err = d.configure(ctx, conn)
+	sent := time.Now()
+	if err == nil {
+		err = setUp(ctx, conn)
+	}
+	if err == nil {
+		err = conn.PgConn().SyncConn(ctx)
+	}
+	var hijacked *pgconn.HijackedConn
+	if err == nil {
+		hijacked, err = conn.PgConn().Hijack()
+	}
+	if err != nil {
+		closing, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = conn.Close(closing)
+		return nil, d.refused(err)
+	}
+
+	raw := hijacked.Conn
+	if wrapped, ok := raw.(*tls.Conn); ok {
+		raw = wrapped.NetConn()
+	}
+	d.keepAlive(raw)
+	_ = hijacked.Conn.SetDeadline(time.Time{})
+	s := &session{
+		conn: hijacked.Conn, raw: raw, front: hijacked.Frontend, pid: hijacked.PID, ttl: d.ttl, onEnd: onEnd, onNotify: onNotify,
+		read: make(chan struct{}), sent: sent, confirmed: sent, claims: make(map[*advisoryClaim]struct{}),
+	}
+	go s.receive()
+	return s, nil
+}
+
+const (
+	connectTimeout = 5 * time.Second
+	closeTimeout   = time.Second
+	writeTimeout   = time.Second // the buffers of a connection have room for more than ten thousand requests
+)
+
+// dial connects like the pool.
+func (d dialer) dial(ctx context.Context) (*pgx.Conn, error) {
+	c := d.pool.Config()
+	if c.BeforeConnect != nil {
+		if err := c.BeforeConnect(ctx, c.ConnConfig); err != nil {
+			return nil, unavailable(err)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, c.ConnConfig)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if c.AfterConnect == nil {
+		return conn, nil
+	}
+	if err := c.AfterConnect(ctx, conn); err != nil {
+		_ = conn.Close(ctx)
+		return nil, unavailable(err)
+	}
+	return conn, nil
+}
+
+// refused returns the error for a connection that cannot be used.
+func (d dialer) refused(err error) error {
+	if errors.Is(err, lock.ErrUnsupported) || errors.Is(err, lock.ErrUnavailable) {
+		return err
+	}
+	if pg := serverError(err); pg != nil && !ends(pg) {
+		return failed(err)
+	}
+	return unavailable(err)
+}
+
+// configure prepares a session that lasts: it has no time limits of its own, and the server ends it after silence.
+func (d dialer) configure(ctx context.Context, conn *pgx.Conn) error {
+	// The server waits a quarter longer than the client, whose holds have ended by then.
+	patience := d.ttl + d.ttl/4
+	idle := max(time.Second, (d.ttl / 3).Truncate(time.Second))
+	interval := max(time.Second, (d.ttl / 10).Truncate(time.Second))
+	probes := (patience-idle+interval-1)/interval + 1
+	settings := map[string]time.Duration{
+		"statement_timeout": 0, "lock_timeout": 0, "idle_session_timeout": 0, "transaction_timeout": 0,
+		"tcp_user_timeout":        patience / time.Millisecond,
+		"tcp_keepalives_idle":     idle / time.Second,
+		"tcp_keepalives_interval": interval / time.Second,
+		"tcp_keepalives_count":    probes,
+	}
+	var names, values []string
+	for name, value := range settings {
+		names = append(names, name)
+		values = append(values, strconv.FormatInt(int64(value), 10))
+	}
+
+	// A pooler may run the next statement in another session, so nothing here is prepared.
+	var pid uint32
+	var standby bool
+	err := conn.QueryRow(ctx, `SELECT pg_backend_pid()::bigint, pg_is_in_recovery()`, pgx.QueryExecModeExec).Scan(&pid, &standby)
+	if err != nil {
+		return err
+	}
+	if pid != conn.PgConn().PID() {
+		return fmt.Errorf("%w: there is a pooler between the client and the server: sessions need a direct connection", lock.ErrUnsupported)
+	}
+	if standby {
+		return unavailable(errors.New("the server is a standby"))
+	}
+
+	// Settings that an older server does not have are left out.
+	_, err = conn.Exec(ctx, `SELECT set_config(s.name, v.value, false)
+		FROM unnest($1::text[], $2::text[]) AS v(name, value) JOIN pg_settings s ON s.name = v.name`,
+		pgx.QueryExecModeExec, names, values)
+	if err != nil {
+		return err
+	}
+
+	// Not every operating system of a server has it.
+	_, err = conn.Exec(ctx, `SELECT set_config(name, $1::text, false) FROM pg_settings WHERE name = 'client_connection_check_interval'`,
+		pgx.QueryExecModeExec, strconv.FormatInt((d.ttl/4).Milliseconds(), 10))
+	if pg := serverError(err); pg != nil && !ends(pg) {
+		return nil
+	}
+	return err
+}
+
+// keepAlive has the connection fail if the host of the server is silent. A session that waits is not asked otherwise.
+func (d dialer) keepAlive(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: d.ttl / 3, Interval: max(time.Second, d.ttl/6), Count: 4})
+	}
+}
+
+// send sends a request and reports whether it did. It blocks for writeTimeout at most. answered is called if it did.
+func (s *session) send(q query, arg int64, answered func(answer)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return false
+	}
+
+	if q != ping {
+		s.front.SendBind(&pgproto3.Bind{
+			PreparedStatement: string(q), ParameterFormatCodes: []int16{pgx.BinaryFormatCode},
+			Parameters: [][]byte{binary.BigEndian.AppendUint64(nil, uint64(arg))},
+		})
+		s.front.SendExecute(&pgproto3.Execute{})
+	}
+	s.front.SendSync(&pgproto3.Sync{})
+
+	s.sent = time.Now()
+	s.pending = append(s.pending, &call{q, s.sent, answered})
+	_ = s.conn.SetWriteDeadline(s.sent.Add(writeTimeout))
+	if err := s.front.Flush(); err != nil {
+		_ = s.raw.Close() // the reader ends the session, and with it the request
+	}
+	return true
+}
+
+// receive reads until the session ends.
+func (s *session) receive() {
+	defer close(s.read)
+	var a answer
+	for {
+		m, err := s.front.Receive()
+		if err != nil {
+			s.end(err)
+			return
+		}
+
+		switch m := m.(type) {
+		case *pgproto3.DataRow:
+			if len(m.Values) > 0 {
+				a.value = string(m.Values[0])
+			}
+		case *pgproto3.ErrorResponse:
+			pg := pgconn.ErrorResponseToPgError(m)
+			a.err = pg
+			if ends(pg) {
+				s.end(pg)
+			}
+		case *pgproto3.NotificationResponse:
+			if s.onNotify != nil {
+				s.onNotify(m.Payload)
+			}
+		case *pgproto3.ReadyForQuery:
+			s.answer(a)
+			a = answer{}
+		}
+	}
+}
+
+// answer passes an answer on.
+func (s *session) answer(a answer) {
+	s.mu.Lock()
+	if len(s.pending) == 0 {
+		s.mu.Unlock()
+		return
+	}
+	c := s.pending[0]
+	s.pending = s.pending[1:]
+	if c.sent.After(s.confirmed) {
+		s.confirmed = c.sent
+	}
+	if c.q.waits() {
+		s.unblocked = time.Now()
+	}
+	s.mu.Unlock()
+
+	a.sent = c.sent
+	if c.answered != nil {
+		c.answered(a)
+	}
+}
+
+// end ends the session. Its requests get an answer, and then its claims are lost.
+func (s *session) end(err error) {
+	s.mu.Lock()
+	if s.err != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.err = fmt.Errorf("%w: %w", errSession, storeError{err})
+	pending := s.pending
+	s.pending = nil
+	s.mu.Unlock()
+
+	_ = s.raw.Close()
+	for _, c := range pending {
+		if c.answered != nil {
+			c.answered(answer{sent: c.sent, err: s.err})
+		}
+	}
+	s.onEnd(s, err)
+}
+
+// terminate asks the server to end the session, which it does after the requests before.
+func (s *session) terminate() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	s.front.Send(&pgproto3.Terminate{})
+	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = s.front.Flush()
+}
+
+// ended returns why the session has ended, or nil.
+func (s *session) ended() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// certain returns until when the server has the session, as far as silence may end it.
+func (s *session) certain() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.confirmed.Add(s.ttl)
+}
+
+// waiting reports whether a request on the session waits for other sessions.
+func (s *session) waiting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waitingLocked()
+}
+
+func (s *session) waitingLocked() bool { return len(s.pending) > 0 && s.pending[0].q.waits() }
+
+// tend makes a request if the latest one is old, and ends the session if the server is silent.
+func (s *session) tend(now time.Time) {
+	s.mu.Lock()
+	waits := s.waitingLocked()
+	heard := s.confirmed
+	if s.unblocked.After(heard) {
+		heard = s.unblocked
+	}
+	due := now.Sub(s.sent) >= s.ttl/4
+	s.mu.Unlock()
+
+	if waits {
+		return // its end is seen by the keepalive of the connection
+	}
+	if now.Sub(heard) >= s.ttl {
+		s.end(errSilent)
+	} else if due {
+		s.send(ping, 0, nil)
+	}
+}
+
+// reply receives the answer to one request, for a caller that may leave before.
+type reply struct {
+	mu      sync.Mutex
+	left    func(answer) // set by a caller that has left
+	arrived bool
+	answers chan answer
+}
+
+func newReply() *reply { return &reply{answers: make(chan answer, 1)} }
+
+// receive is for session.send.
+func (r *reply) receive(a answer) {
+	r.mu.Lock()
+	left := r.left
+	r.arrived = left == nil
+	r.mu.Unlock()
+
+	if left != nil {
+		left(a)
+		return
+	}
+	r.answers <- a
+}
+
+// leave has f called with the answer, on the goroutine that reads, unless the answer has arrived. Then it reports false.
+func (r *reply) leave(f func(answer)) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.arrived {
+		return false
+	}
+	r.left = f
+	return true
+}

@@ -1,0 +1,793 @@
+package pglock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
+)
+
+// Table makes locks that are rows of a table, with a lease and a fencing token. NewTable creates it. The read side of an
+// RWLock, and Semaphore, are not supported.
+type Table struct {
+	*driver.Client
+	d *table
+}
+
+// NewTable returns a client whose requests use the connections of pool, which may go through a pooler. It blocks until it
+// has seen that the table is there or ctx ends, for 5 s at most.
+//
+// The error matches lock.ErrInvalid for an invalid option, lock.ErrUnavailable if the server cannot be reached or is a
+// standby, and lock.ErrUnsupported if synchronous_commit is off: after a crash the server would not know the latest holder.
+// If there is no such table it is the server's error; CreateTable creates one.
+func NewTable(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Table, error) {
+	c, err := resolve(tableKind, pool, opts)
+	if err != nil {
+		return nil, configured(ctx, tableStore, err)
+	}
+
+	d := newTable(pool, c)
+	if err := d.verify(ctx); err != nil {
+		return nil, configured(ctx, tableStore, err)
+	}
+	d.start()
+	return &Table{driver.NewClient(d, c.client...), d}, nil
+}
+
+// CreateTable creates the table, unless it exists. Only Named counts among the options. It blocks until the server has
+// answered or ctx ends.
+func CreateTable(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
+	c, err := resolve(tableKind, pool, opts)
+	if err != nil {
+		return configured(ctx, tableStore, err)
+	}
+
+	d := newTable(pool, c)
+	d.pooled = true // it is not known
+	for range 3 {   // two processes that create it at the same time disturb each other
+		_, err = d.run(ctx, d.sql.create)
+		pg := serverError(err)
+		if pg == nil || !slices.Contains([]string{codeUniqueness, codeTableExists, codeTypeExists}, pg.Code) {
+			break
+		}
+	}
+	if err != nil {
+		return configured(ctx, tableStore, err)
+	}
+	return nil
+}
+
+// Check makes the rest of a transaction safe against a loss of the lock that nobody has noticed yet: it returns nil if h has
+// the lock, and until tx ends no other client can acquire it. So a process that was paused, or cut off, cannot commit what
+// it has begun under a lock that another one has. It blocks for one round trip, and the transaction should be short: a client
+// that acquires the lock after the end of h waits for it.
+//
+// The error matches lock.ErrLost if h does not have the lock, and otherwise it is the error of the library, for example that
+// a transaction of isolation level REPEATABLE READ or SERIALIZABLE has to be repeated: Check should be its first statement.
+// The transaction has to be rolled back. h has to be a hold of a Table with the same table.
+func (t *Table) Check(ctx context.Context, tx pgx.Tx, h lock.Hold) error {
+	refuse := func(err error) error {
+		name := ""
+		if h != nil {
+			name = h.Name()
+		}
+		return &lock.Error{Op: "check token", Kind: tableStore, Name: name, Err: err}
+	}
+	if h == nil || tx == nil {
+		return refuse(invalid("the hold or the transaction is nil"))
+	}
+
+	owner := lock.OwnerOf(h)
+	found, err := tx.Exec(ctx, t.d.sql.check, t.d.args(h.Name(), owner.String(), h.Token())...)
+	if err != nil {
+		return refuse(err)
+	}
+	if found.RowsAffected() == 0 {
+		return refuse(&lock.LostError{Name: h.Name(), Owner: owner, Reason: lock.ReasonGone, When: time.Now()})
+	}
+	return nil
+}
+
+// Prune deletes the rows of locks that nobody has had for that long, at least a minute, and returns their number. The tokens
+// of these locks go on rising. It reads the whole table, and blocks until the server has answered or ctx ends.
+func (t *Table) Prune(ctx context.Context, unused time.Duration) (int64, error) {
+	refuse := func(err error) (int64, error) {
+		return 0, &lock.Error{Op: "delete", Kind: tableStore, Name: t.d.name, Err: err}
+	}
+	if unused < time.Minute {
+		return refuse(invalid("unused for %v: must be at least a minute", unused))
+	}
+	deleted, err := t.d.run(ctx, t.d.sql.prune, unused.Seconds())
+	if err != nil {
+		return refuse(err)
+	}
+	return deleted.RowsAffected(), nil
+}
+
+const tableStore = "postgres-table"
+
+// table is the driver of a Table.
+type table struct {
+	config
+	pool   *pgxpool.Pool
+	name   string
+	sql    statements
+	pooled bool
+	grace  time.Duration
+	gates  gates[string]
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu       sync.Mutex
+	claims   map[*tableClaim]struct{} // those that are renewed
+	left     map[request]leftover     // what is to be removed
+	waiters  map[string]chan struct{} // by owner: woken by its turn
+	listener *session                 // nil if none is connected
+	kick     chan struct{}            // has what is left removed
+}
+
+// request identifies a claim, or a place in a queue.
+type request struct{ name, owner string }
+
+// leftover is what a request may have left on the server.
+type leftover struct {
+	until time.Time // when it ends by itself
+	again time.Time // until when the server may still carry out the request
+}
+
+// zombieTime is for how long a request that was broken off is carried out at most.
+const zombieTime = time.Second
+
+func newTable(pool *pgxpool.Pool, c config) *table {
+	d := &table{
+		config: c, pool: pool, name: c.table.Sanitize(),
+		claims: make(map[*tableClaim]struct{}), left: make(map[request]leftover), waiters: make(map[string]chan struct{}),
+		kick: make(chan struct{}, 1),
+	}
+	d.sql = newStatements(c.table)
+	// The first in the queue has its poll, and some time for the request.
+	d.grace = max(time.Second, 2*c.poll+500*time.Millisecond)
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	return d
+}
+
+// args returns the arguments of a statement. Behind a pooler statements are not prepared.
+func (d *table) args(args ...any) []any {
+	if d.pooled {
+		return append([]any{pgx.QueryExecModeExec}, args...)
+	}
+	return args
+}
+
+// run runs a statement that may take long.
+func (d *table) run(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return pgconn.CommandTag{}, notSent(err)
+	}
+	defer conn.Release()
+	tag, err := conn.Exec(ctx, sql, d.args(args...)...)
+	if err != nil {
+		return tag, failed(err)
+	}
+	return tag, nil
+}
+
+// exec runs a statement without a result.
+func (d *table) exec(ctx context.Context, sql string, args ...any) error {
+	return d.query(ctx, sql, func(pgx.Rows) error { return nil }, args...)
+}
+
+// query runs a statement, and calls row for each row. It blocks until there is a connection, and then for patience at most.
+func (d *table) query(ctx context.Context, sql string, row func(pgx.Rows) error, args ...any) error {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return notSent(err)
+	}
+	defer conn.Release()
+
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	rows, err := conn.Query(ctx, sql, d.args(args...)...)
+	if err != nil {
+		return failed(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := row(rows); err != nil {
+			return storeError{err}
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// verify looks at the server and at the table.
+func (d *table) verify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return notSent(err)
+	}
+	defer conn.Release()
+
+	var pid int64
+	var standby bool
+	var commit string
+	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::bigint, pg_is_in_recovery(), current_setting('synchronous_commit')`,
+		pgx.QueryExecModeExec).Scan(&pid, &standby, &commit)
+	if err != nil {
+		return failed(err)
+	}
+	d.pooled = pid != int64(conn.Conn().PgConn().PID())
+	if standby {
+		return unavailable(errors.New("the server is a standby"))
+	}
+	if commit == "off" {
+		return fmt.Errorf("%w: synchronous_commit is off", lock.ErrUnsupported)
+	}
+
+	_, err = conn.Exec(ctx, d.sql.verify, pgx.QueryExecModeExec)
+	if pg := serverError(err); pg != nil && pg.Code == codeNoTable {
+		return fmt.Errorf("the table is missing (see CreateTable): %w", failed(err))
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+func (d *table) start() {
+	d.work.Go(d.tend)
+	direct := cmp.Or(d.listen, d.pool)
+	if !d.polling && (d.listen != nil || !d.pooled) {
+		d.work.Go(func() { d.listenFor(dialer{direct, d.ttl}) })
+	}
+}
+
+// Store implements driver.Driver.
+func (d *table) Store() string { return tableStore }
+
+// CheckName implements driver.Driver.
+func (d *table) CheckName(name string) error { return checkText("the name", name, maxName) }
+
+// Acquire implements driver.Driver.
+func (d *table) Acquire(ctx context.Context, r driver.Request) (driver.Claim, error) {
+	if r.Permits > 0 || r.Shared {
+		return nil, fmt.Errorf("%w: a row has one holder; Advisory has read-write locks", lock.ErrUnsupported)
+	}
+
+	c := &tableClaim{
+		d: d, request: request{r.Name, r.Owner.String()}, lost: r.Lost, lease: cmp.Or(r.Lease, d.ttl), renewed: r.Lease == 0,
+		failFast: r.FailFast,
+	}
+	if r.Try {
+		if err := d.takeOnce(ctx, c); err != nil {
+			d.giveUp(c)
+			return nil, err
+		}
+		return c, nil
+	}
+
+	g, _, err := d.gates.enter(ctx, r.Name, false, urgency{failFast: r.FailFast})
+	if err != nil {
+		return nil, err
+	}
+	c.gate = g
+	if err := d.take(ctx, c); err != nil {
+		d.giveUp(c)
+		g.leave(nil)
+		return nil, err
+	}
+	return c, nil
+}
+
+// take asks for the lock until the claim has it.
+func (d *table) take(ctx context.Context, c *tableClaim) error {
+	woken := make(chan struct{}, 1)
+	d.mu.Lock()
+	d.waiters[c.owner] = woken
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		delete(d.waiters, c.owner)
+		d.mu.Unlock()
+	}()
+
+	for {
+		err := d.takeOnce(ctx, c)
+		if errors.Is(err, lock.ErrNotAcquired) && c.place == 0 && ctx.Err() == nil {
+			// A release after the next attempt sees it in the queue.
+			if err = d.enqueue(ctx, c); err == nil {
+				err = d.takeOnce(ctx, c)
+			}
+		}
+		if err == nil {
+			c.gate.heard(nil)
+			return nil
+		}
+
+		refused := errors.Is(err, lock.ErrNotAcquired)
+		if refused {
+			c.gate.heard(nil)
+		} else if temporary(err) {
+			c.gate.heard(err)
+		}
+		if !refused && (c.failFast || !temporary(err)) {
+			return err
+		}
+
+		timer := time.NewTimer(d.pause(c, refused))
+		select {
+		case <-woken:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+		timer.Stop()
+	}
+}
+
+// safetyPoll bounds the time for which a lost notification goes unnoticed.
+const safetyPoll = 5 * time.Second
+
+// pause returns the time until the next attempt, unless a notification comes before.
+func (d *table) pause(c *tableClaim, refused bool) time.Duration {
+	if !refused {
+		return retryPause
+	}
+	d.mu.Lock()
+	listens := d.listener != nil
+	d.mu.Unlock()
+
+	pause := d.poll
+	if listens {
+		pause = safetyPoll
+	}
+	free := c.freeIn
+	if free <= 0 { // it is the turn of others, who may be dead
+		free += time.Duration(max(1, c.place-1)) * d.grace
+	}
+	return max(minPoll, min(pause, free+time.Millisecond))
+}
+
+// takeOnce makes one attempt. The error matches lock.ErrNotAcquired if others have the lock or are first.
+func (d *table) takeOnce(ctx context.Context, c *tableClaim) error {
+	sent := time.Now()
+	granted := false
+	c.freeIn = 0
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	err := d.query(bounded, d.sql.take, func(row pgx.Rows) error {
+		var seconds float64
+		var had bool
+		if err := row.Scan(&c.token, &granted, &had, &seconds, &c.place); err != nil {
+			return err
+		}
+		c.freeIn = time.Duration(seconds * float64(time.Second))
+		if had && c.freeIn > 0 {
+			// The reply to an earlier attempt was lost.
+			granted = true
+			c.until = sent.Add(c.freeIn)
+		} else {
+			c.until = sent.Add(c.lease)
+		}
+		return nil
+	}, c.name, c.owner, c.lease.Seconds(), d.grace.Seconds())
+
+	if errors.Is(err, lock.ErrIndeterminate) {
+		c.unknown = true
+	}
+	if err != nil {
+		return c.cutShort(ctx, err)
+	}
+	if !granted {
+		c.refused = true
+		return lock.ErrNotAcquired
+	}
+	if c.renewed {
+		d.mu.Lock()
+		d.claims[c] = struct{}{}
+		d.mu.Unlock()
+	}
+	return nil
+}
+
+// enqueue takes a place in the queue.
+func (d *table) enqueue(ctx context.Context, c *tableClaim) error {
+	bounded, cancel := c.bound(ctx)
+	defer cancel()
+	c.queued = true
+	err := d.exec(bounded, d.sql.enqueue, c.name, c.owner)
+	if errors.Is(err, lock.ErrIndeterminate) {
+		c.unknown = true
+	}
+	if err != nil {
+		return c.cutShort(ctx, err)
+	}
+	return nil
+}
+
+// cutShort returns the error of a request that has failed with err, perhaps because ctx has ended.
+func (c *tableClaim) cutShort(ctx context.Context, err error) error {
+	if c.refused && ctx.Err() != nil && temporary(err) {
+		return lock.ErrNotAcquired
+	}
+	c.refused = false
+	return err
+}
+
+// bound returns a context that ends with ctx, or after a while if the request does not wait for the server.
+func (c *tableClaim) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.failFast {
+		return context.WithTimeout(ctx, patience)
+	}
+	return ctx, func() {}
+}
+
+// giveUp has what a request may have left removed.
+func (d *table) giveUp(c *tableClaim) {
+	if !c.unknown && !c.queued {
+		return
+	}
+
+	l := leftover{until: time.Now().Add(c.lease + d.ttl)}
+	if c.unknown {
+		l.again = time.Now().Add(zombieTime)
+	}
+	d.mu.Lock()
+	d.left[c.request] = l
+	d.mu.Unlock()
+	signal(d.kick)
+}
+
+// tend renews the claims, and removes what is left.
+func (d *table) tend() {
+	ticker := time.NewTicker(d.ttl / 24)
+	defer ticker.Stop()
+	var renewed time.Time // when the latest attempt began
+	pause := d.ttl / 3
+	for {
+		select {
+		case <-ticker.C:
+		case <-d.kick:
+		case <-d.ctx.Done():
+			return
+		}
+
+		if now := time.Now(); now.Sub(renewed) >= pause {
+			renewed = now
+			pause = d.ttl / 3
+			if !d.renew() {
+				pause = d.ttl / 12
+			}
+		}
+		d.forget(d.ctx)
+	}
+}
+
+// renewBatch is how many claims one statement renews.
+const renewBatch = 1000
+
+// renew renews all claims. It reports false if another attempt has to follow soon.
+func (d *table) renew() bool {
+	d.mu.Lock()
+	all := make([]*tableClaim, 0, len(d.claims))
+	for c := range d.claims {
+		all = append(all, c)
+	}
+	d.mu.Unlock()
+
+	ok := true
+	for len(all) > 0 && ok {
+		n := min(len(all), renewBatch)
+		ok = d.renewSome(all[:n])
+		all = all[n:]
+	}
+	return ok
+}
+
+func (d *table) renewSome(claims []*tableClaim) bool {
+	ctx, cancel := context.WithTimeout(d.ctx, d.ttl/4)
+	defer cancel()
+	names := make([]string, len(claims))
+	owners := make([]string, len(claims))
+	for i, c := range claims {
+		names[i] = c.name
+		owners[i] = c.owner
+	}
+
+	sent := time.Now()
+	held := make(map[string]bool, len(claims))
+	err := d.query(ctx, d.sql.renew, func(row pgx.Rows) error {
+		var owner string
+		err := row.Scan(&owner)
+		held[owner] = true
+		return err
+	}, names, owners, d.ttl.Seconds())
+	if err != nil {
+		return false
+	}
+
+	var gone []*tableClaim
+	d.mu.Lock()
+	for _, c := range claims {
+		if until := sent.Add(d.ttl); held[c.owner] && until.After(c.until) {
+			c.until = until
+		}
+		if _, is := d.claims[c]; is && !held[c.owner] {
+			delete(d.claims, c)
+			c.ended = true
+			gone = append(gone, c)
+		}
+	}
+	d.mu.Unlock()
+	for _, c := range gone {
+		c.lost(lock.ReasonGone, nil)
+		c.leave()
+	}
+	return true
+}
+
+// forget removes what is left, and reports whether nothing is left then.
+func (d *table) forget(ctx context.Context) bool {
+	now := time.Now()
+	var names, owners []string
+	d.mu.Lock()
+	maps.DeleteFunc(d.left, func(_ request, l leftover) bool { return now.After(l.until) })
+	seen := make(map[string]bool, len(d.left))
+	for r := range d.left {
+		if !seen[r.name] && len(names) < renewBatch { // one statement changes a row once
+			seen[r.name] = true
+			names = append(names, r.name)
+			owners = append(owners, r.owner)
+		}
+	}
+	d.mu.Unlock()
+	if len(names) == 0 {
+		return true
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, min(patience, d.ttl/4))
+	defer cancel()
+	if d.exec(ctx, d.sql.forget, names, owners, d.sql.channel) != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range names {
+		r := request{names[i], owners[i]}
+		if now.After(d.left[r].again) {
+			delete(d.left, r)
+		}
+	}
+	return len(d.left) == 0
+}
+
+// listenFor keeps a session that listens for releases.
+func (d *table) listenFor(direct dialer) {
+	for d.ctx.Err() == nil {
+		s, err := direct.connect(d.ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, d.sql.listen, pgx.QueryExecModeExec)
+			return err
+		}, func(*session, error) {}, d.wake)
+		if err == nil {
+			d.setListener(s)
+			d.tendListener(s)
+			d.setListener(nil)
+		}
+		if errors.Is(err, lock.ErrUnsupported) {
+			return // waiters poll
+		}
+		select {
+		case <-time.After(retryPause):
+		case <-d.ctx.Done():
+		}
+	}
+}
+
+// tendListener returns when the session has ended.
+func (d *table) tendListener(s *session) {
+	ticker := time.NewTicker(d.ttl / 20)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			s.tend(now)
+		case <-s.read:
+			return
+		case <-d.ctx.Done():
+			s.terminate()
+			s.end(lock.ErrClosed)
+			<-s.read
+			return
+		}
+	}
+}
+
+// setListener notes what listens. All waiters look whether they have missed something.
+func (d *table) setListener(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.listener = s
+	for _, woken := range d.waiters {
+		signal(woken)
+	}
+}
+
+// wake wakes the waiter of that owner.
+func (d *table) wake(owner string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if woken := d.waiters[owner]; woken != nil {
+		signal(woken)
+	}
+}
+
+func signal(woken chan<- struct{}) {
+	select {
+	case woken <- struct{}{}:
+	default:
+	}
+}
+
+// Close implements driver.Driver.
+func (d *table) Close() {
+	d.cancel()
+	d.work.Wait()
+
+	d.mu.Lock()
+	claims := d.claims
+	d.claims = make(map[*tableClaim]struct{})
+	for c := range claims {
+		c.ended = true
+		d.left[c.request] = leftover{until: c.until}
+	}
+	d.mu.Unlock()
+	for c := range claims {
+		c.lost(lock.ReasonClosed, nil)
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	for !d.forget(ctx) {
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// closePatience bounds how long Close tries to remove what is left.
+const closePatience = 3 * time.Second
+
+// tableClaim is a claim of a Table.
+type tableClaim struct {
+	request
+	d       *table
+	gate    *gate[string] // nil for an attempt that does not wait
+	lost    func(lock.Reason, error)
+	lease   time.Duration
+	renewed bool
+
+	failFast bool
+
+	// Of the request, until it is granted.
+	unknown bool          // a reply was lost
+	refused bool          // by the latest answer
+	queued  bool          // it may be in the queue
+	place   int           // in the queue, from 1; 0 if it is not in it
+	freeIn  time.Duration // negative for how long the lock is free
+
+	token int64
+	// The mutex of the table guards what follows.
+	until time.Time
+	ended bool
+}
+
+func (c *tableClaim) leave() {
+	if c.gate != nil {
+		c.gate.leave(nil)
+	}
+}
+
+// Token implements driver.Claim.
+func (c *tableClaim) Token() int64 { return c.token }
+
+// Until implements driver.Claim.
+func (c *tableClaim) Until() time.Time {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	return c.until
+}
+
+// Extend implements driver.Claim.
+func (c *tableClaim) Extend(ctx context.Context, lease time.Duration) error {
+	sent := time.Now()
+	found := false
+	err := c.d.query(ctx, c.d.sql.extend, func(pgx.Rows) error {
+		found = true
+		return nil
+	}, c.name, c.owner, lease.Seconds())
+	if err != nil {
+		return err
+	}
+	if !found {
+		return lock.ErrLost
+	}
+
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if until := sent.Add(lease); until.After(c.until) {
+		c.until = until
+	}
+	return nil
+}
+
+// Release implements driver.Claim.
+func (c *tableClaim) Release(ctx context.Context) error {
+	c.d.mu.Lock()
+	ended := c.ended
+	c.ended = true
+	delete(c.d.claims, c)
+	c.d.mu.Unlock()
+	if ended {
+		return lock.ErrLost
+	}
+	defer c.leave()
+
+	lostReply := false
+	for {
+		found, released, err := c.releaseOnce(ctx)
+		if err == nil && (released || found && lostReply) {
+			return nil
+		}
+		if err == nil && lostReply {
+			return unknown(errors.New("the lock is gone after a reply was lost"))
+		}
+		if err == nil {
+			return lock.ErrLost
+		}
+
+		lostReply = lostReply || errors.Is(err, lock.ErrIndeterminate)
+		if temporary(err) {
+			select {
+			case <-time.After(retryPause / 4):
+				continue
+			case <-ctx.Done():
+				err = unknown(err)
+			}
+		}
+		c.d.mu.Lock()
+		c.d.left[c.request] = leftover{until: c.until}
+		c.d.mu.Unlock()
+		return err
+	}
+}
+
+// releaseOnce reports whether it has released the lock, and whether it has found it as an earlier release has left it.
+func (c *tableClaim) releaseOnce(ctx context.Context) (found, released bool, err error) {
+	err = c.d.query(ctx, c.d.sql.release, func(row pgx.Rows) error {
+		found = true
+		return row.Scan(&released, nil)
+	}, c.name, c.owner, c.d.sql.channel, c.token)
+	return found, released, err
+}
