@@ -306,5 +306,6 @@ func (f *failure) line(cause error) string {
 	if slices.Contains(kinds, f.kind) {
 		line = strings.TrimPrefix(line, f.kind.Error()+": ")
 	}
-	return text.Safe(strings.ReplaceAll(strings.TrimPrefix(line, "redlatch: "), "\n", "; "))
+	line = strings.ReplaceAll(strings.TrimPrefix(line, "redlatch: "), "\nredlatch: ", "\n")
+	return text.Safe(strings.ReplaceAll(line, "\n", "; "))
 }
