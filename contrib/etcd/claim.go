@@ -618,13 +618,12 @@ func (c *claim) confirm() {
 		return
 	}
 	c.s.mu.Lock()
-	held := c.held && !c.over
+	defer c.s.mu.Unlock()
+	if c.held && !c.over {
+		c.r.Lost(lock.ReasonGone, errRemoved)
+	}
 	c.dropLocked()
 	c.leaveSlotLocked(true)
-	c.s.mu.Unlock()
-	if held {
-		report([]loss{{c, lock.ReasonGone, errRemoved}})
-	}
 }
 
 // Release implements driver.Claim.

@@ -37,20 +37,6 @@ type lease struct {
 // without the error that has prevented the renewal.
 const early = 10 * time.Millisecond
 
-// loss is the end of a claim that its client does not know yet.
-type loss struct {
-	c      *claim
-	reason lock.Reason
-	err    error
-}
-
-// report tells the clients of losses. It must not be called with the mutex of the store locked.
-func report(losses []loss) {
-	for _, l := range losses {
-		l.c.r.Lost(l.reason, l.err)
-	}
-}
-
 // grant requests a lease of at least ttl, which etcd rounds up to whole seconds and to its own least TTL. Nothing is
 // attached to a lease whose reply was lost, so it does no harm until it expires.
 func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*lease, error) {
@@ -135,14 +121,13 @@ func (s *store) tick() (next time.Time) {
 			next = t
 		}
 	}
-	var lost []loss
 	for l := range s.leases {
 		if !l.kept || l.ctx.Err() != nil {
 			continue // the client of package driver ends the claim, or it has ended
 		}
 		end := l.until.Add(-early)
 		if !now.Before(end) {
-			lost = append(lost, s.endLocked(l, lock.ReasonExpired, l.err)...)
+			s.endLocked(l, lock.ReasonExpired, l.err)
 			continue
 		}
 		at(end)
@@ -166,8 +151,6 @@ func (s *store) tick() (next time.Time) {
 		}
 	}
 	s.mu.Unlock()
-
-	report(lost)
 	return next
 }
 
@@ -210,15 +193,13 @@ func (s *store) renew(l *lease) {
 	s.mu.Lock()
 	l.renewing = false
 	l.err = err
-	var lost []loss
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		lost = s.endLocked(l, lock.ReasonGone, err)
+		s.endLocked(l, lock.ReasonGone, err)
 	} else if err != nil {
 		l.renewal = time.Now().Add(s.timeout / 4)
 	}
 	s.mu.Unlock()
 
-	report(lost)
 	if err == nil {
 		s.audit(l)
 	} else {
@@ -303,34 +284,36 @@ func (s *store) audit(l *lease) {
 	}
 }
 
-// endLocked ends a lease, and the claims that have it. The caller reports the losses.
-func (s *store) endLocked(l *lease, reason lock.Reason, err error) (lost []loss) {
+// endLocked ends a lease, and the claims that have it.
+func (s *store) endLocked(l *lease, reason lock.Reason, err error) {
 	if l.ctx.Err() != nil {
-		return nil
+		return
 	}
 	l.end()
 	if l == s.session {
 		s.session = nil
 	}
+
+	// The holds end before anything is revoked: others may have the locks then.
 	for c := range l.claims {
 		if c.held {
-			lost = append(lost, loss{c, reason, cause(err)})
+			c.r.Lost(reason, cause(err))
 		}
+	}
+	for c := range l.claims {
 		c.dropLocked()
 		if l.own {
 			c.leaveSlotLocked(true) // the session may go on
 		}
 	}
 	s.revokeLocked(l)
-	return lost
 }
 
 // gone ends a lease that etcd does not have.
 func (s *store) gone(l *lease, err error) {
 	s.mu.Lock()
-	lost := s.endLocked(l, lock.ReasonGone, err)
+	s.endLocked(l, lock.ReasonGone, err)
 	s.mu.Unlock()
-	report(lost)
 	s.rouse()
 }
 

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // bound is how long a test waits for what takes a few round trips, or an election, on a busy machine.
@@ -61,11 +62,10 @@ func program(t testing.TB) string {
 
 // ports returns the addresses of ports that are free.
 func ports(t testing.TB, n int) (addrs []string) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		addrs = append(addrs, l.Addr().String())
+	free, err := testserver.FreePorts(n)
+	require.NoError(t, err)
+	for _, port := range free {
+		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return addrs
 }

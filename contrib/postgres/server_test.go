@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // soon bounds what takes a few round trips, on a busy machine.
@@ -98,12 +99,11 @@ func startAt(host string, prefix ...string) (*server, error) {
 func (s *server) data() string { return filepath.Join(s.dir, "data") }
 
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := testserver.FreePorts(1)
 	if err != nil {
 		return 0, err
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return ports[0], nil
 }
 
 // start starts the server and waits until it answers.

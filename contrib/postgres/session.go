@@ -342,13 +342,13 @@ func (s *session) end(err error) {
 	s.pending = nil
 	s.mu.Unlock()
 
-	_ = s.raw.Close()
 	for _, c := range pending {
 		if c.answered != nil {
 			c.answered(answer{sent: c.sent, err: s.err})
 		}
 	}
 	s.onEnd(s, err)
+	_ = s.raw.Close() // last: others may have the locks then
 }
 
 // terminate asks the server to end the session, which it does after the requests before.

@@ -115,11 +115,12 @@ func (s *store) expire(now sessionState, failed error) (certain time.Time, any b
 	s.mu.Unlock()
 
 	for _, e := range ended {
-		if e.c.session == now.number {
-			s.leave(leftover{path: e.c.path, session: e.c.session})
-		}
+		// The hold ends before its node is removed: others may have the lock then.
 		if e.reason != "" {
 			e.c.r.Lost(e.reason, e.err)
+		}
+		if e.c.session == now.number {
+			s.leave(leftover{path: e.c.path, session: e.c.session})
 		}
 	}
 	return certain, any

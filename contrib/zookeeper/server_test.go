@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -82,23 +83,9 @@ func program() (string, error) {
 	return path, nil
 }
 
-// freePorts returns ports that nobody uses.
-func freePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports, nil
-}
-
 // newServers prepares an ensemble of n servers. Each finds the others at the ports that via returns for theirs.
 func newServers(dir string, n, syncLimit int, via func(from, to, port int) int) ([]*server, error) {
-	ports, err := freePorts(3 * n)
+	ports, err := testserver.FreePorts(3 * n)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 )
@@ -275,7 +276,7 @@ func TestNewChecksItsArguments(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	}
 
-	ports, err := freePorts(1)
+	ports, err := testserver.FreePorts(1)
 	require.NoError(t, err)
 	away, session := connect(t, []string{fmt.Sprintf("127.0.0.1:%d", ports[0])}, timeout, nil)
 	boom := errors.New("boom")

@@ -338,14 +338,20 @@ import (
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
+	"github.com/go-zookeeper/zk"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/robfig/cron/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	redlatchcron "github.com/redlatch/redlatch/contrib/cron"
+	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	redlatchgocron "github.com/redlatch/redlatch/contrib/gocron"
 	"github.com/redlatch/redlatch/contrib/goredis"
 	"github.com/redlatch/redlatch/contrib/httplimit"
 	"github.com/redlatch/redlatch/contrib/httplock"
+	pglock "github.com/redlatch/redlatch/contrib/postgres"
+	zklock "github.com/redlatch/redlatch/contrib/zookeeper"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/ratelimit"
 )
@@ -374,6 +380,23 @@ func main() {
 	check(err)
 	_, err = redlatchcron.Add(cron.New(), "@hourly", client.Once("report"), func(context.Context) error { return nil })
 	check(err)
+
+	etcd, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:2379"}})
+	check(err)
+	pool, err := pgxpool.New(ctx, "postgres://localhost")
+	check(err)
+	session := zklock.NewSession(nil)
+	conn, _, err := zk.Connect([]string{"localhost"}, 10*time.Second, zk.WithDialer(session.Dial))
+	check(err)
+	onEtcd, err := etcdlock.New(ctx, etcd)
+	check(err)
+	onPostgres, err := pglock.NewTable(ctx, pool)
+	check(err)
+	onZooKeeper, err := zklock.New(ctx, conn, session)
+	check(err)
+	for _, l := range []lock.Locker{onEtcd.Lock("report"), onPostgres.Lock("report"), onZooKeeper.Lock("report")} {
+		check(l.Do(ctx, func(context.Context) error { return nil }))
+	}
 }
 
 func check(err error) {
