@@ -21,6 +21,7 @@ import (
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
 )
 
 // A call whose reply is lost finds its key again, and one that gives up leaves none.
@@ -597,4 +598,22 @@ func TestManyGiveUp(t *testing.T) {
 	p.set(passing)
 	waiting(t, etcd, "give-up", 1)
 	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// A hold ends before its lease is revoked: others may have the lock then.
+func TestHoldsEndBeforeTheirLease(t *testing.T) {
+	t.Parallel()
+	const name = "ends-first"
+	etcd := connect(t, shared(t))
+	client := locks(t, []string{shared(t)})
+	d, expire := etcdlock.Driver(client)
+	there := make(chan []string, 1)
+	_, err := d.Acquire(t.Context(), driver.Request{Name: name, Owner: client.NewOwner(), Lost: func(lock.Reason, error) {
+		time.Sleep(50 * time.Millisecond) // in which a revoked lease would be gone
+		there <- left(t, etcd, name)
+	}})
+	require.NoError(t, err)
+	expire()
+	require.Len(t, harness.Receive(t, bound, "the loss", there), 1)
+	nothingLeft(t, etcd, name)
 }

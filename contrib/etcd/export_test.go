@@ -1,0 +1,15 @@
+package etcdlock
+
+import (
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
+)
+
+// Driver returns the driver of a client, and a function that ends the lease of its session, as when etcd is silent.
+func Driver(c *Client) (d driver.Driver, expire func()) {
+	return c.s, func() {
+		c.s.mu.Lock()
+		defer c.s.mu.Unlock()
+		c.s.endLocked(c.s.session, lock.ReasonExpired, nil)
+	}
+}
