@@ -50,7 +50,7 @@ var costs = []cost{
 	{"semaphore", 2, 12, 21, 1473},
 	{"permit semaphore", 2, 20, 27, 2025},
 	{"semaphore, IdleTTL", 2, 14, 21, 1473},
-	{"permit semaphore, IdleTTL", 2, 27, 27, 2025},
+	{"permit semaphore, IdleTTL", 2, 27, 27, 2036},
 	{"CountDown", 1, 4, 14, 766},
 	{"Wait, open latch", 1, 3, 30, 2008},
 	{"election", 3, 12, 29, 2200},

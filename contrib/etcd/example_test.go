@@ -14,7 +14,7 @@ import (
 )
 
 // One process at a time ships. Its context ends if it loses the lock.
-func Example() {
+func Example() { //nolint:testableexamples // it needs etcd
 	etcd, err := clientv3.New(clientv3.Config{
 		Endpoints:            []string{"localhost:2379"},
 		DialKeepAliveTime:    5 * time.Second, // for members that hang
@@ -43,7 +43,7 @@ func Example() {
 }
 
 // A write to etcd that is made only if the lock is held at that moment.
-func ExampleClient_IsOwner() {
+func ExampleClient_IsOwner() { //nolint:testableexamples // it needs etcd
 	etcd, err := clientv3.NewFromURL("http://localhost:2379")
 	if err != nil {
 		log.Fatal(err)

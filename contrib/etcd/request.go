@@ -18,7 +18,7 @@ import (
 
 const (
 	// minTimeout, firstTimeout and maxTimeout bound the time that an attempt has for an answer. It begins with a fifth of
-	// the TTL, so that there is time for others, and is doubled after each attempt without an answer.
+	// the TTL, so that there is time for others, and is doubled after as many attempts without an answer as there are endpoints.
 	minTimeout   = 400 * time.Millisecond
 	firstTimeout = 2 * time.Second
 	maxTimeout   = 8 * time.Second
@@ -37,22 +37,25 @@ var (
 // requireLeader has a member refuse a request, and end a watch, while it has no leader.
 var requireLeader = metadata.Pairs(rpctypes.MetadataRequireLeaderKey, rpctypes.MetadataHasLeader)
 
-// call makes a request that can be repeated until etcd answers or ctx ends. A member that hangs costs one timeout: the
-// balancer of the client of etcd gives the next attempt to another one. With failFast, call gives up when it has made as
-// many attempts as there are endpoints, or while no endpoint can be reached.
+// call makes a request that can be repeated until etcd answers or ctx ends. A member that hangs usually costs one timeout:
+// the balancer of the client of etcd gives the next attempt to another one, unless other requests come in between. With
+// failFast, call gives up when it has made as many attempts as there are endpoints, or while no endpoint can be reached.
 //
 // It reports whether an attempt without an answer may have had an effect. The error is one of attempt.
 func (s *store) call(ctx context.Context, failFast bool, request func(ctx context.Context) error) (unknown bool, err error) {
 	timeout := s.timeout
 	pause := minPause
-	for left := len(s.c.Endpoints()) - 1; ; left-- {
+	unanswered := 0
+	endpoints := max(1, len(s.c.Endpoints()))
+	for left := endpoints - 1; ; left-- {
 		err = s.attempt(ctx, failFast, timeout, request)
 		if err == nil || !again(err) {
 			return unknown, err
 		}
 		if errors.Is(err, lock.ErrIndeterminate) {
 			unknown = true
-			if !failFast {
+			unanswered++
+			if !failFast && unanswered%endpoints == 0 { // each member may have had its chance
 				timeout = min(2*timeout, maxTimeout)
 			}
 		}

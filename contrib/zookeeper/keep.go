@@ -84,8 +84,8 @@ func (s *store) keep() {
 }
 
 // expire ends the claims of earlier sessions, and those that are not certain any more. failed is why the session was not
-// confirmed, if that is known. It returns until when the others are certain, and whether there are any.
-func (s *store) expire(now sessionState, failed error) (certain time.Time, any bool) {
+// confirmed, if that is known. It returns until when the others are certain, and whether there are some.
+func (s *store) expire(now sessionState, failed error) (certain time.Time, some bool) {
 	type end struct {
 		c      *claim
 		reason lock.Reason
@@ -111,7 +111,7 @@ func (s *store) expire(now sessionState, failed error) (certain time.Time, any b
 			ended = append(ended, end{c, "", nil})
 		}
 	}
-	any = len(s.claims) > 0
+	some = len(s.claims) > 0
 	s.mu.Unlock()
 
 	for _, e := range ended {
@@ -123,7 +123,7 @@ func (s *store) expire(now sessionState, failed error) (certain time.Time, any b
 			s.leave(leftover{path: e.c.path, session: e.c.session})
 		}
 	}
-	return certain, any
+	return certain, some
 }
 
 // sessionEnd returns why the session before this one has ended.

@@ -122,7 +122,7 @@ func checkPrefix(path string) error {
 	if !absolute {
 		return fmt.Errorf("the prefix %q does not begin with /", path)
 	}
-	for _, part := range strings.Split(rest, "/") {
+	for part := range strings.SplitSeq(rest, "/") {
 		if part == "" || part != escape(part) {
 			return fmt.Errorf("the prefix %q: %q cannot be a part of it", path, part)
 		}

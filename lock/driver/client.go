@@ -296,8 +296,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		return client.Refused("shut down", err)
 	}
 	if c.ctx.Err() != nil {
-		c.Close() // it may be under way
-		return nil
+		c.Close()  // it may be under way
+		return nil //nolint:nilerr // the client is closed, as it should be
 	}
 
 	c.stop()
