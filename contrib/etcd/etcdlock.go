@@ -8,7 +8,7 @@
 //	defer locks.Close()
 //	err = locks.Lock("orders").Do(ctx, ship)
 //
-// The client of etcd is the caller's, who configures it, and closes it after [driver.Client.Close]. The server should be
+// The caller makes and configures the client of etcd, and closes it after [driver.Client.Close]. The server should be
 // etcd 3.5.13 or later: before, a leader that had been paused could confirm the renewal of a lease that the others let
 // expire, or revoke one that the others had renewed.
 //
@@ -25,7 +25,7 @@
 // from the time at which the last confirmed renewal was sent, by the monotonic clock. With each renewal the client also asks
 // which keys the lease has, so that a hold whose key was deleted by hand is lost after a third of the TTL.
 //
-// The guarantee ends where that of any lease ends: a process can be paused between its look at the context and its write.
+// The guarantee ends where the guarantee of any lease ends: a process can be paused between its look at the context and its write.
 // Where that matters, write to etcd in a transaction with [Client.IsOwner], or have another resource refuse a token that
 // is less than one it has seen.
 //
@@ -70,8 +70,8 @@
 //   - There is a transaction condition, IsOwner, as here, and the revision of the key can serve as a token, but is not
 //     called one.
 //
-// What Mutex has and this package has not: it needs no goroutine but that of its session, and a process can continue the
-// session of another one by its lease.
+// Mutex has two advantages: it needs no goroutine besides the one of its session, and a process can continue the session of
+// another one by its lease.
 //
 // # Members that hang
 //

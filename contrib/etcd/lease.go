@@ -66,7 +66,9 @@ func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*l
 func (s *store) current(ctx context.Context, failFast bool) (*lease, error) {
 	for {
 		s.mu.Lock()
-		l, failed, changed := s.session, s.failed, s.changed
+		l := s.session
+		failed := s.failed
+		changed := s.changed
 		s.mu.Unlock()
 		if l != nil {
 			return l, nil

@@ -7,7 +7,7 @@ import (
 )
 
 // slots are the keys that the claims of a session use. They are used again and again: etcd keeps each key that it ever had
-// until the next compaction, and looks at those of a range with each request for it.
+// until the next compaction, and reads all keys of a range with each request for the range.
 type slots map[string]*line
 
 // line is the slots with the same prefix: a name and a kind of claims.

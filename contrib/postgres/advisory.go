@@ -22,7 +22,7 @@ import (
 type Advisory struct{ *driver.Client }
 
 // NewAdvisory returns a client that connects like pool, with connections of its own: it takes none from the pool, and its
-// end is not that of the pool. It blocks until the first connection is made or ctx ends, for 5 s at most.
+// end does not close the pool. It blocks until the first connection is made or ctx ends, for 5 s at most.
 //
 // The error matches lock.ErrInvalid for an invalid option, lock.ErrUnavailable if the server cannot be reached or is a
 // standby, and lock.ErrUnsupported if there is a pooler before the server, or if that only pretends to have advisory locks.
@@ -361,7 +361,7 @@ func (d *advisory) wait(ctx context.Context, c *advisoryClaim) (bool, error) {
 		s.send(unlockAll, 0, nil) // a cancellation that comes late ends the request, and not the lock
 	}
 	if err == nil && time.Since(a.sent) > d.config.ttl/3 {
-		// The request is too old to tell for how long the server has the session.
+		// The answer to an old request does not show how long the session lasts.
 		_, err = d.ask(ctx, s, ping, c, false)
 	}
 	if err != nil {

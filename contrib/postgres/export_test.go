@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Configure prepares a connection like that of a session.
+// Configure prepares a connection like the connection of a session.
 func Configure(ctx context.Context, pool *pgxpool.Pool, ttl time.Duration, conn *pgx.Conn) error {
 	return dialer{pool, ttl}.configure(ctx, conn)
 }

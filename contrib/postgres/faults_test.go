@@ -28,7 +28,9 @@ var workers = map[string]func(args []string) error{"holder": holder}
 
 // holder acquires a lock and holds it until it is killed.
 func holder(args []string) error {
-	kind, addr, name := args[0], args[1], args[2]
+	kind := args[0]
+	addr := args[1]
+	name := args[2]
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, url(addr))
 	if err != nil {

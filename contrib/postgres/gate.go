@@ -52,7 +52,7 @@ type entrance struct {
 	err error
 }
 
-// patience is for how long a request has no answer until the server counts as one that cannot be reached.
+// patience is how long a request waits for an answer until the server counts as unreachable.
 const patience = 2 * time.Second
 
 // enter blocks until the request is inside or ctx ends. The caller has to use or to free the session, also after an error.

@@ -45,7 +45,7 @@ const (
 	maxPoll      = time.Minute
 )
 
-// TTL sets for how long a hold outlasts the last request that the server has answered. The client makes a request in each
+// TTL sets how long a hold lasts after the last request that the server has answered. The client makes a request in each
 // third of it. Others get the lock of a client that has died or is cut off after one and a half of it and two seconds, at the
 // latest. The default is 15 s; it must be from a second to an hour.
 func TTL(d time.Duration) Option {
@@ -66,7 +66,7 @@ func ClientOptions(opts ...driver.Option) Option {
 	}
 }
 
-// MaxConns bounds the connections of an Advisory, which are not those of the pool: one for all locks that are free when
+// MaxConns bounds the connections of an Advisory, which are its own and not from the pool: one for all locks that are free when
 // they are acquired, and another one for each lock that this client waits for, and then holds. If there are no more,
 // waiters ask again each quarter of a second instead. The default is 8; it must be at least 1.
 func MaxConns(n int) Option {

@@ -47,7 +47,7 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// network is a network namespace with two links to that of the test.
+// network is a network namespace with two links to the namespace of the test.
 type network struct {
 	name string
 	id   int

@@ -362,7 +362,7 @@ func (d *table) pause(c *tableClaim, refused bool) time.Duration {
 		pause = safetyPoll
 	}
 	free := c.freeIn
-	if free <= 0 { // it is the turn of others, who may be dead
+	if free <= 0 { // it is the turn of other clients, which may be dead
 		free += time.Duration(max(1, c.place-1)) * d.grace
 	}
 	return max(minPoll, min(pause, free+time.Millisecond))

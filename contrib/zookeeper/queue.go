@@ -141,7 +141,7 @@ func ahead(children []string, own place, r *driver.Request) (others []place, pre
 	return others, present
 }
 
-// blocking returns those of the nodes ahead that a request has to watch: one of them goes away before it is granted.
+// blocking returns the nodes ahead that a request has to watch: one of them goes away before it is granted.
 // There are none if it is granted.
 //
 // A permit is granted when fewer nodes are ahead than there are permits. As long as as many of them are there as there

@@ -177,7 +177,7 @@ func (s *store) createFolder(ctx context.Context, path string) error {
 // watch returns a channel that gets a value, or is closed, when a node is gone, has changed, or is not watched any more.
 // The error is zk.ErrNoNode if the node does not exist.
 //
-// go-zookeeper cannot remove a watch. Those who watch the same node share it, also with those who have left: while a lock
+// go-zookeeper cannot remove a watch. The calls that watch the same node share it, also with calls that have ended: while a lock
 // is held for long, any number of calls that wait for a moment leave one watch.
 func (s *store) watch(ctx context.Context, path string) (<-chan zk.Event, error) {
 	s.mu.Lock()

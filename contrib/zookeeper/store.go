@@ -185,7 +185,7 @@ func notQueued(err error) error {
 // errRemoved is returned if the node of a waiter is gone: its session has ended, or somebody has removed it.
 var errRemoved = fmt.Errorf("%w: the node of the waiter is gone", lock.ErrUnavailable)
 
-// errSilent is returned to those who do not wait for a store that does not answer.
+// errSilent is for calls that do not wait for a store that does not answer.
 var errSilent = fmt.Errorf("%w: ZooKeeper does not answer", lock.ErrUnavailable)
 
 // await blocks until it is the turn of a claim.

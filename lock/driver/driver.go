@@ -51,7 +51,7 @@ type Request struct {
 	FailFast bool
 	// Lost is called once, from any goroutine, when the claim ends before its Release is called: with the reason, and
 	// the error that shows it, or nil. It may be called before Acquire has returned the claim. It does not block. Release
-	// is not called then: the driver removes what is left on the store.
+	// is not called then: the driver removes what is left on the store afterwards, because others may have the lock then.
 	Lost func(reason lock.Reason, err error)
 }
 
