@@ -52,6 +52,9 @@ func (c *contender) reset() {
 func (c *contender) longest() (most, longest time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.waits) == 0 {
+		return 0, 0
+	}
 	slices.Sort(c.waits)
 	return c.waits[len(c.waits)*99/100], c.waits[len(c.waits)-1]
 }
@@ -217,6 +220,9 @@ func TestShares(t *testing.T) {
 		{"2 of 1", locks, time.Millisecond, ours(2, 1), 0.77},
 		{"4 of 8 writers", writers, time.Millisecond, ours(4, 8), 0.77},
 		{"2 of 8 for a Redlock", reds, time.Millisecond, ours(2, 8), 0.77},
+		{"4 of 32 that hold it for no time", locks, 0, []*contender{
+			{callers: 32, rtt: near}, {callers: 32, rtt: 2 * near}, {callers: 32, rtt: 3 * near}, {callers: 32, rtt: 4 * near},
+		}, 0.2}, // the turns of the last have a fourth of the rounds
 		{"4 of 8 for permits", permits, time.Millisecond, ours(4, 8), 0.77},
 		{"1 and 1 in Java", locks, time.Millisecond, with(ours(1, 1), &contender{callers: 1, rtt: near, java: true}), 0.33},
 		{"1 and 1 in Java, long", locks, 20 * time.Millisecond, with(ours(1, 1), &contender{callers: 1, rtt: near, java: true}), 0.33},

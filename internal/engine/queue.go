@@ -136,6 +136,7 @@ func (s *shard) entryLocked(q *Queues, key *Key) *entry {
 			e.turn = past.turn
 			if time.Since(started)-past.at > loopGap {
 				e.turn.since = 0
+				e.turn.ahead = 0
 				e.turn.yielded = 0
 			}
 		}

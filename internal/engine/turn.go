@@ -20,6 +20,8 @@ const (
 	leastPause = 5 * time.Millisecond
 	pauses     = 3
 	mostPause  = leastPause << (2 * (pauses - 1))
+	// mostBehind bounds by how much longer than usual a turn lasts after the others have had more.
+	mostBehind = 5 * time.Millisecond
 	// mostOwed bounds how long a key is left to one other process, after a long hold.
 	mostOwed = 500 * time.Millisecond
 	// After a turn that was left to others in vain the next one lasts for rareTurn at least, and then four times
@@ -40,11 +42,17 @@ const (
 // the key itself, times the number of the others, which the reply of PUBLISH tells. Until then it makes an attempt
 // only if the key has been free for a pause.
 //
+// A turn may end early, because others are faster when no caller of this process waits for a moment. So that it is no
+// advantage to be the fastest, what a process has had in several such turns counts as one, less what each of the others
+// has had in between.
+//
 // PUBLISH also counts subscribers that do not wait. Each time that nobody has taken the key, the next turn is
 // longer, and so is the pause.
 type turn struct {
 	since  time.Duration // since started: the first acquisition of this process in a row; 0: there is none
 	rounds int32         // acquisitions in a row
+	ahead  time.Duration // how much longer than each of the others this process had had it before that
+	left   time.Duration // since started: the last release of this process, or the end of the time of the others
 	others int32         // subscribers of other processes to the last release; negative: none, 0: unknown
 
 	yielded time.Duration // since started: when the key was left to others; 0: it is not
@@ -70,8 +78,10 @@ func (t *turn) acquired() {
 		t.end()
 	}
 	if t.since == 0 {
-		t.since = time.Since(started)
 		t.rounds = 0
+		t.since = time.Since(started)
+		theirs := (t.since - t.left) / time.Duration(max(t.others, 1))
+		t.ahead = max(-mostBehind, t.ahead-theirs)
 	}
 	t.rounds++
 }
@@ -85,7 +95,8 @@ func (t *turn) yieldIfOver(length time.Duration, waited bool) bool {
 	}
 
 	t.yielded = time.Since(started)
-	t.had = min(t.yielded-t.since, mostOwed)
+	t.had = min(max(0, min(t.ahead, length))+t.yielded-t.since, mostOwed)
+	t.ahead = 0
 	t.since = 0
 	t.used = false
 	t.echo = true
@@ -105,7 +116,7 @@ func (t *turn) isOver(length time.Duration, waited bool) bool {
 	} else if !waited && t.others > 0 {
 		return t.rounds >= loopRounds
 	}
-	return length == 0 || t.rounds >= turnRounds && time.Since(started)-t.since >= length
+	return length == 0 || t.rounds >= turnRounds && max(0, t.ahead)+time.Since(started)-t.since >= length
 }
 
 // end ends the time of the others.
@@ -118,6 +129,7 @@ func (t *turn) end() {
 	}
 	t.yielded = 0
 	t.since = 0
+	t.left = time.Since(started)
 }
 
 // freeFor returns how long the key has to be free.
@@ -132,7 +144,8 @@ func (t *turn) owed() time.Duration {
 // something, perhaps by this one.
 func (t *turn) taken(counting bool) {
 	if t.yielded == 0 {
-		if !counting {
+		if !counting && t.since != 0 {
+			t.ahead += max(0, t.left-t.since)
 			t.since = 0
 		}
 		return
@@ -147,6 +160,7 @@ func (t *turn) taken(counting bool) {
 // heardBy notes a release that so many subscribers have heard of, of which this process may be one. A
 // negative number is unknown.
 func (t *turn) heardBy(receivers int, subscribed bool) {
+	t.left = time.Since(started)
 	if subscribed {
 		receivers--
 	}
