@@ -5,7 +5,8 @@
 //
 // A Multi protects work that needs several things at once, such as two accounts, or an
 // order and its stock. It holds all of its members or none. Members may be locks of any
-// kind of this module, on any servers, and Redlocks.
+// kind of this module, on any servers, Redlocks, and locks of package driver on other stores, such as
+// a row lock of PostgreSQL beside a lock on Redis.
 //
 // Callers that name the same locks in different orders do not deadlock: every Multi
 // acquires its members in one order, by server, hash tag and name. Two clients can disagree about the

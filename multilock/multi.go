@@ -21,6 +21,7 @@ type Multi struct {
 	group
 	members  []lock.Locker
 	reds     []*Red             // the members that are Redlocks, by name
+	stores   []engine.StoreLock // the members on other stores, by store and name
 	locks    []*engine.Lock     // the others, in order as far as it is known without asking
 	sessions []*session.Session // of locks
 }
@@ -44,6 +45,10 @@ func New(all *Shared, members ...lock.Locker) *Multi {
 		if red, _ := member.(*Red); red != nil {
 			m.reds = append(m.reds, red)
 			on = append(on, red.on...)
+		} else if l := engine.FindStore(member); l != nil {
+			m.stores = append(m.stores, l)
+			on = append(on, l.ID())
+			bad = cmp.Or(bad, l.Check())
 		} else if l, err := find("multi", i, member); err != nil {
 			bad = cmp.Or(bad, err)
 			if l == nil {
@@ -60,11 +65,15 @@ func New(all *Shared, members ...lock.Locker) *Multi {
 	}
 
 	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
+	slices.SortStableFunc(m.stores, func(a, b engine.StoreLock) int {
+		return cmp.Or(cmp.Compare(a.ID().Key.Kind, b.ID().Key.Kind), cmp.Compare(a.Name(), b.Name()))
+	})
 	m.locks = servers(nil).sort(m.locks)
 	bad = cmp.Or(bad, m.checkMembers(nil))
 	m.group = newGroup(all, "multi", names, on, bad)
 	m.reads = slices.ContainsFunc(m.locks, func(l *engine.Lock) bool { return l.Kind().Shared }) ||
-		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads })
+		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads }) ||
+		slices.ContainsFunc(m.stores, engine.StoreLock.Shared)
 	return m
 }
 
@@ -80,7 +89,7 @@ func (m *Multi) Name() string { return m.info.Name }
 // module, the error matches lock.ErrInvalid.
 //
 // The leases of all members, and lock.MaxHold, count from the acquisition of the last one.
-// Members that are a Red are acquired first, with the lease as given; if the wait for
+// Members that are a Red or on another store are acquired first, with the lease as given; if the wait for
 // another member exceeds that lease, Lock acquires them again.
 //
 // When any member is lost, the hold's context ends. The other members are not renewed any
@@ -107,13 +116,19 @@ func (m *Multi) checkOwner() error {
 	if m.err == nil && len(m.reds) > 0 {
 		return fmt.Errorf("%w: the Redlock %q does not record its owners", lock.ErrUnsupported, m.reds[0].Name())
 	}
+	if m.err == nil && len(m.stores) > 0 {
+		return fmt.Errorf("%w: the lock %q is on another store", lock.ErrUnsupported, m.stores[0].Name())
+	}
 	return m.err
 }
+
+// onlyLocks reports whether all members are locks on one server each.
+func (m *Multi) onlyLocks() bool { return len(m.locks) == len(m.members) }
 
 // UnlockOwner ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
-// lock.ErrUnsupported if a member is a Red. Other errors are the errors of Hold.Unlock. A lost hold
+// lock.ErrUnsupported if a member is a Red or on another store. Other errors are the errors of Hold.Unlock. A lost hold
 // counts as held until Unlock or UnlockOwner has returned its loss.
 func (m *Multi) UnlockOwner(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
@@ -126,7 +141,7 @@ func (m *Multi) UnlockOwner(ctx context.Context) error {
 	}
 
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
-		if h := g.(*multiHold); len(h.m.reds) == 0 && h.m.sameLocks(m) {
+		if h := g.(*multiHold); h.m.onlyLocks() && h.m.sameLocks(m) {
 			if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 				return err
 			}
@@ -216,7 +231,7 @@ func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
 
 // Dropped implements engine.Droppable.
 func (h *multiHold) Dropped() {
-	if !h.owner.IsZero() && len(h.m.reds) == 0 {
+	if !h.owner.IsZero() && h.m.onlyLocks() {
 		return // the owner can end it without the handle
 	}
 	h.dropped()

@@ -37,9 +37,9 @@ func (known servers) same(a, b *engine.Lock) bool {
 const duplicate = "duplicate member"
 
 // checkDuplicates returns an error with that problem if two members are the same.
-func checkDuplicates(members []*engine.Lock, same func(a, b *engine.Lock) bool, problem string) error {
+func checkDuplicates[L interface{ Name() string }](members []L, same func(a, b L) bool, problem string) error {
 	for i, m := range members {
-		if slices.ContainsFunc(members[:i], func(other *engine.Lock) bool { return same(m, other) }) {
+		if slices.ContainsFunc(members[:i], func(other L) bool { return same(m, other) }) {
 			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
 		}
 	}
@@ -53,7 +53,8 @@ func (m *Multi) checkMembers(known servers) error {
 	for _, red := range m.reds {
 		all = append(all, red.members...)
 	}
-	return checkDuplicates(all, known.same, duplicate)
+	sameStore := func(a, b engine.StoreLock) bool { return a.ID() == b.ID() }
+	return cmp.Or(checkDuplicates(all, known.same, duplicate), checkDuplicates(m.stores, sameStore, duplicate))
 }
 
 // inOrder returns the locks in order, and their servers, and sets a.certain if that order is certain: then a caller
@@ -62,10 +63,11 @@ func (m *Multi) checkMembers(known servers) error {
 //
 // It is certain for the locks of one server. The order of several depends on their identities,
 // about which clients can disagree: one may not have noticed yet that a server was restarted,
-// or may not be permitted to see its run id. A Redlock has several servers.
+// or may not be permitted to see its run id. A Redlock has several servers, and another store has no order with
+// these.
 func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*engine.Lock, servers) {
-	a.certain = len(m.reds) == 0
-	if a.certain && len(m.sessions) < 2 {
+	a.certain = m.onlyLocks()
+	if len(m.reds) == 0 && len(m.sessions) < 2 {
 		return m.locks, nil
 	}
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/engine"
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -69,7 +68,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 // takeFree acquires all members with one script if they are of the client of m, in one slot, and
 // free. In any other case wait goes on.
 func (m *Multi) takeFree(ctx context.Context, a *acquisition) error {
-	if n := len(m.members); n == 1 || len(m.locks) < n || !m.local() || engine.Together(ctx, m.locks) < n {
+	if n := len(m.members); n == 1 || !m.onlyLocks() || !m.local() || engine.Together(ctx, m.locks) < n {
 		return errBlocked
 	}
 
@@ -88,8 +87,8 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 	openCtx, cancel := context.WithCancelCause(spanCtx)
 	defer cancel(nil)
 
-	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
-		leave, open := s.Join(func() { cancel(lock.ErrClosed) })
+	for _, client := range m.clients() { // keeps them open
+		leave, open := client.Join(func() { cancel(lock.ErrClosed) })
 		if !open {
 			return nil, errors.Join(lock.ErrClosed, m.undo(spanCtx, a.got))
 		}
@@ -125,6 +124,20 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 		}
 		return nil, errors.Join(err, undoErr)
 	}
+}
+
+// clients returns the clients of the members, and the client of m.
+func (m *Multi) clients() (all []interface {
+	Join(onClose func()) (leave func(), open bool)
+}) {
+	all = append(all, m.s)
+	for _, s := range m.sessions {
+		all = append(all, s)
+	}
+	for _, l := range m.stores {
+		all = append(all, l)
+	}
+	return all
 }
 
 // undo releases the members that a failed acquisition holds.
@@ -187,13 +200,24 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 		}
 	}
 
+	for _, l := range m.stores {
+		err := a.await(ctx, func(ctx context.Context) (engine.GroupHold, error) {
+			h, waited, err := l.Take(ctx, a.o, a.once)
+			a.waited = a.waited || waited
+			return h, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+
 	if known != nil {
 		if err := m.checkMembers(known); err != nil {
 			return err
 		}
 	}
 	for len(a.got) < len(m.members) {
-		if err := a.takeNext(ctx, locks[len(a.got)-len(m.reds):]); err != nil {
+		if err := a.takeNext(ctx, locks[len(a.got)-len(m.reds)-len(m.stores):]); err != nil {
 			return err
 		}
 	}

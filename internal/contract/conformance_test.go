@@ -1,6 +1,7 @@
 package contract_test
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +11,10 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/memstore"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
 	"github.com/redlatch/redlatch/lock/locktest"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -83,5 +86,57 @@ func TestConformance(t *testing.T) {
 		}
 		locktest.Run(t, suite)
 		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// onTwoStores is a client of locktest whose locks have a member on a server and one on another store.
+type onTwoStores struct {
+	*redlatch.Client
+	there *driver.Client
+	cut   func() (restore func())
+}
+
+func (c onTwoStores) Lock(name string) lock.Locker {
+	return c.MultiLock(c.Client.Lock(name), c.there.Lock(name))
+}
+
+func (c onTwoStores) Close() {
+	c.there.Close()
+	c.Client.Close()
+}
+
+// So does a multi-lock of members on two stores.
+func TestConformanceOnTwoStores(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		store := memstore.New()
+		locktest.Run(t, locktest.Suite{
+			NewClient: func(t testing.TB) locktest.Client {
+				c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(store.TTL), quiet)
+				d := store.Driver()
+				there := driver.NewClient(d, driver.WithLogger(slog.New(slog.DiscardHandler)))
+				t.Cleanup(there.Close)
+				return onTwoStores{c, there, func() (restore func()) {
+					g.Stall()
+					reconnect := d.Cut()
+					return func() {
+						_ = g.Open()
+						reconnect()
+					}
+				}}
+			},
+			Kind: "multi", Reentrant: true, Leased: true, Extends: true, AtLeast: true, Closes: true, Expires: true,
+			Settle: 250 * time.Millisecond,
+			Expiry: store.TTL,
+			CutOff: func(_ testing.TB, c locktest.Client) func() { return c.(onTwoStores).cut() },
+			Left: func(t testing.TB, name string) []string {
+				keys, err := testserver.Query(s.Addr, "KEYS", "*"+name+"*")
+				require.NoError(t, err)
+				keys = slices.DeleteFunc(keys, func(key string) bool { return strings.HasPrefix(key, "redisson_unlock_latch:") })
+				return append(keys, store.Left(name)...)
+			},
+			Skip: map[string]string{
+				"max-waiters": "the members have their own waiters", "reentry": "UnlockOwner does not know the members",
+			},
+		})
 	})
 }

@@ -24,7 +24,7 @@ func (m Member) self() *Lock { return m.of }
 // may have its own Lock method, which its embedded lock would bypass.
 func Find(l lock.Locker) *Lock {
 	m, ok := l.(interface{ self() *Lock })
-	if v := reflect.ValueOf(l); !ok || v.Kind() != reflect.Pointer || v.IsNil() {
+	if !ok || isNil(l) {
 		return nil
 	}
 
@@ -34,6 +34,50 @@ func Find(l lock.Locker) *Lock {
 	}
 
 	return of
+}
+
+// StoreLock is a lock on another store, as a group sees it.
+type StoreLock interface {
+	Name() string
+	// ID identifies the lock in this process.
+	ID() LockID
+	// Check returns why no operation on the lock can work, or nil.
+	Check() error
+	// Shared reports whether several callers can hold it at once, as readers.
+	Shared() bool
+	// Take is Lock, or TryLock if once is set, for a member of a group, from whose last member MaxHold counts. It
+	// reports whether the call had to wait.
+	Take(ctx context.Context, o lock.Options, once bool) (h GroupHold, waited bool, err error)
+	// Join is session.Session's, for the client of the lock.
+	Join(onClose func()) (leave func(), open bool)
+}
+
+// StoreMember is embedded by locks on other stores, for FindStore.
+type StoreMember struct{ of StoreLock }
+
+// NewStoreMember returns the StoreMember for a lock.
+func NewStoreMember(l StoreLock) StoreMember { return StoreMember{l} }
+
+func (m StoreMember) self() StoreLock { return m.of }
+
+// FindStore is Find for a lock on another store.
+func FindStore(l lock.Locker) StoreLock {
+	m, ok := l.(interface{ self() StoreLock })
+	if !ok || isNil(l) {
+		return nil
+	}
+
+	of := m.self()
+	if of == nil || packageOf(l) != packageOf(of) {
+		return nil
+	}
+
+	return of
+}
+
+func isNil(l lock.Locker) bool {
+	v := reflect.ValueOf(l)
+	return v.Kind() != reflect.Pointer || v.IsNil()
 }
 
 // packageOf returns the package that declares the type of v, or of *v.

@@ -152,6 +152,9 @@ func (o Object) failed(ctx context.Context, op string, began time.Time, err, unk
 			kind = fact
 		} else if kind = KindOf(err); kind == lock.ErrIndeterminate {
 			kind = unknown
+			if inner := (*lock.Error)(nil); errors.As(err, &inner) {
+				kind = nil // the member of a group has been refused by another store
+			}
 		}
 	}
 	var ended error

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/redlatch/redlatch/internal/memstore"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 	"github.com/redlatch/redlatch/lock/locktest"
@@ -15,10 +16,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+type store struct{ *memstore.Store }
+
+func newStore() *store { return &store{memstore.New()} }
+
 // client is a client of a store in memory.
 type client struct {
 	*driver.Client
-	m  *memory
+	m  *memstore.Driver
 	of func(c *driver.Client, name string) lock.Locker
 }
 
@@ -26,7 +31,7 @@ func (c client) Lock(name string) lock.Locker { return c.of(c.Client, name) }
 
 // client returns a client, which the end of the test closes.
 func (s *store) client(t testing.TB, opts ...driver.Option) client {
-	m := s.driver()
+	m := s.Driver()
 	c := driver.NewClient(m, opts...)
 	t.Cleanup(c.Close)
 	return client{c, m, func(c *driver.Client, name string) lock.Locker { return c.Lock(name) }}
@@ -37,8 +42,8 @@ func TestConformance(t *testing.T) {
 		"near": newStore,
 		"far": func() *store {
 			s := newStore()
-			s.latency = 20 * time.Millisecond
-			s.leases = true
+			s.Latency = 20 * time.Millisecond
+			s.Leases = true
 			return s
 		},
 	} {
@@ -94,8 +99,8 @@ func conforms(of func() *store) locktest.Suite {
 		Fenced:    true, Fair: true, Leased: true, Extends: true, Closes: true, Expires: true,
 		Settle: 200 * time.Millisecond,
 		Expiry: 4 * time.Second,
-		CutOff: func(_ testing.TB, c locktest.Client) func() { return c.(client).m.cut() },
-		Left:   func(t testing.TB, name string) []string { return s(t).left(name) },
+		CutOff: func(_ testing.TB, c locktest.Client) func() { return c.(client).m.Cut() },
+		Left:   func(t testing.TB, name string) []string { return s(t).Left(name) },
 		Around: func(t *testing.T, test func(t *testing.T)) {
 			synctest.Test(t, func(t *testing.T) {
 				stores.Store(testing.TB(t), of())

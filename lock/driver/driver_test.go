@@ -99,7 +99,7 @@ func TestLostRepliesAndLatency(t *testing.T) {
 		t.Run(fmt.Sprint("one in ", lossy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStore()
-				s.lossy, s.latency = lossy, 3*time.Millisecond
+				s.Lossy, s.Latency = lossy, 3*time.Millisecond
 				var inside, entries int
 				var all sync.WaitGroup
 				for range 3 {
@@ -125,7 +125,7 @@ func TestLostRepliesAndLatency(t *testing.T) {
 				all.Wait()
 				require.Equal(t, 3*3*5, entries)
 				time.Sleep(time.Minute)
-				require.Empty(t, s.left("orders"))
+				require.Empty(t, s.Left("orders"))
 			})
 		})
 	}
@@ -375,7 +375,7 @@ func TestDroppedHolds(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Second, time.Hour} {
 		var log log
 		s := newStore()
-		s.ttl = ttl
+		s.TTL = ttl
 		c, other := s.client(t, log.option()), s.client(t)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		drop(c, t.Context(), "orders")
@@ -421,7 +421,7 @@ func TestLose(t *testing.T) {
 		h, err := c.Lock("orders").Lock(t.Context())
 		require.NoError(t, err)
 		require.True(t, redlatchtest.Lose(t, h.Context(), lock.ReasonGone))
-		require.Empty(t, s.left("orders"))
+		require.Empty(t, s.Left("orders"))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 	})
 }

@@ -449,16 +449,7 @@ func (h *hold) Dropped() {
 	}
 
 	h.Disown()
-	certain := h.claim.granted.Until()
-	c.mu.Lock()
-	fixed := h.Fixed
-	h.Fixed = true
-	if h.ends.IsZero() || h.ends.After(certain) {
-		h.ends = certain
-	}
-	h.claim.scheduleLocked(certain)
-	c.mu.Unlock()
-	if fixed {
+	if !h.StopRenewing() {
 		return
 	}
 

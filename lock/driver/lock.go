@@ -66,11 +66,24 @@ func (l *object) Do(ctx context.Context, fn func(ctx context.Context) error, opt
 //
 // An owner named by lock.WithOwner re-enters what it holds: its holds share one claim on the store. The claim of a writer
 // that reads too excludes others until the last of its holds ends.
-type Lock struct{ object }
+//
+// It can be a member of Client.MultiLock.
+type Lock struct {
+	object
+	member
+}
+
+type member = engine.StoreMember
 
 // Lock returns the lock of that name. It is the write side of the RWLock of that name. It sends nothing. If the name is
 // invalid, each acquisition returns an error that matches lock.ErrInvalid.
-func (c *Client) Lock(name string) *Lock { return &Lock{c.object("", name, false, 0)} }
+func (c *Client) Lock(name string) *Lock { return c.lock("", name, false) }
+
+func (c *Client) lock(kind, name string, shared bool) *Lock {
+	l := &Lock{object: c.object(kind, name, shared, 0)}
+	l.member = engine.NewStoreMember(grouped{&l.object})
+	return l
+}
 
 // UnlockOwner ends the latest hold that the owner of ctx has in this process, or has lost. It blocks like Hold.Unlock and
 // returns the same errors; lock.ErrInvalid if ctx names no owner, lock.ErrNotHeld if that has no hold here.
@@ -115,18 +128,18 @@ func (l *Lock) takenBy(owner lock.Owner) (taken []*hold) {
 }
 
 // RWLock is a read-write lock. Client.RWLock creates it.
-type RWLock struct{ read, write Lock }
+type RWLock struct{ read, write *Lock }
 
 // RWLock returns the read-write lock of that name. See Client.Lock.
 func (c *Client) RWLock(name string) *RWLock {
-	return &RWLock{Lock{c.object("-read", name, true, 0)}, Lock{c.object("-write", name, false, 0)}}
+	return &RWLock{c.lock("-read", name, true), c.lock("-write", name, false)}
 }
 
 // Read returns the side that only writers exclude.
-func (l *RWLock) Read() *Lock { return &l.read }
+func (l *RWLock) Read() *Lock { return l.read }
 
 // Write returns the side that readers and other writers exclude.
-func (l *RWLock) Write() *Lock { return &l.write }
+func (l *RWLock) Write() *Lock { return l.write }
 
 // Semaphore is a number of permits: a lock.Locker, each hold of which is one permit. Client.Semaphore creates it. The
 // owner of lock.WithOwner is ignored.
@@ -168,29 +181,15 @@ func open[O lock.Option](ctx context.Context, l *object, try bool, opts []O) (lo
 		return nil, l.info().Refused("acquire", err)
 	}
 
-	w := &call{
-		l: l, ctx: ctx, options: o, once: try || o.Bounded && o.Wait == 0, site: callsite.Of(o.Site), began: time.Now(),
-	}
+	w := &call{l: l, ctx: ctx, options: o, once: try || o.Bounded && o.Wait == 0}
 	if l.permits == 0 {
 		w.owner, _ = lock.OwnerFrom(ctx)
 		if !w.once {
 			l.c.nested.Warn(ctx, l.c.log, l.id, l.lockID())
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, l.info().Failed(ctx, "acquire", w.began, lock.ErrNotAcquired)
-	}
-	if !l.c.enter() {
-		return nil, l.info().Refused("acquire", lock.ErrClosed)
-	}
-	defer l.c.leave()
 
-	reqCtx, span := l.c.tel.StartAcquire(ctx, l.id)
-	h, err := w.acquire(reqCtx)
-	if err != nil {
-		err = l.info().StoreFailed(ctx, "acquire", w.began, err)
-	}
-	span.End(ctx, w.attempts, w.attempts > 1, err)
+	h, err := w.acquire()
 	if err != nil {
 		return nil, err
 	}
@@ -204,6 +203,7 @@ type call struct {
 	owner    lock.Owner      // that the caller named, or zero
 	options  lock.Options
 	once     bool
+	member   bool // of a group
 	site     callsite.Site
 	began    time.Time
 	attempts int
@@ -212,8 +212,30 @@ type call struct {
 // errGone is returned if a claim has ended before its caller had a hold of it.
 var errGone = fmt.Errorf("%w: its lease was over before the caller had it", lock.ErrNotAcquired)
 
-// acquire acquires a claim, or a hold of the one that the owner has.
-func (w *call) acquire(ctx context.Context) (*hold, error) {
+// acquire is the call.
+func (w *call) acquire() (*hold, error) {
+	l := w.l
+	w.site = callsite.Of(w.options.Site)
+	w.began = time.Now()
+	if w.ctx.Err() != nil {
+		return nil, l.info().Failed(w.ctx, "acquire", w.began, lock.ErrNotAcquired)
+	}
+	if !l.c.enter() {
+		return nil, l.info().Refused("acquire", lock.ErrClosed)
+	}
+	defer l.c.leave()
+
+	ctx, span := l.c.tel.StartAcquire(w.ctx, l.id)
+	h, err := w.granted(ctx)
+	if err != nil {
+		err = l.info().StoreFailed(w.ctx, "acquire", w.began, err)
+	}
+	span.End(w.ctx, w.attempts, w.attempts > 1, err)
+	return h, err
+}
+
+// granted acquires a claim, or a hold of the one that the owner has.
+func (w *call) granted(ctx context.Context) (*hold, error) {
 	c := w.l.c
 	ctx, cancel := until(ctx, c.stopCtx)
 	defer cancel()
@@ -308,7 +330,7 @@ func (w *call) request(ctx context.Context, cl *claim) (*hold, error) {
 		return w.attempt(ctx, cl, r)
 	}
 
-	if w.options.MaxWaiters > 0 { // which concerns only a call that has to wait
+	if w.options.MaxWaiters > 0 || w.member { // which asks whether the call has to wait
 		first := r
 		first.Try = true
 		first.FailFast = true

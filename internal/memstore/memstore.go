@@ -1,4 +1,6 @@
-package driver_test
+// Package memstore is a store in memory and its driver, for tests of locks on stores other than Redis, also in
+// virtual time.
+package memstore
 
 import (
 	"context"
@@ -12,17 +14,18 @@ import (
 	"github.com/redlatch/redlatch/lock/driver"
 )
 
-// store is a store in memory: it has sessions, which end without heartbeats, and a line of claims and waiters for each
+// Store is a store in memory: it has sessions, which end without heartbeats, and a line of claims and waiters for each
 // name.
-type store struct {
-	ttl     time.Duration // of a session
-	leases  bool          // it ends claims with a lease by itself
-	latency time.Duration // of a message
+type Store struct {
+	TTL     time.Duration // of a session
+	Leases  bool          // it ends claims with a lease by itself
+	Latency time.Duration // of a message
+	Lossy   int           // one reply of so many is lost; 0: none
+	Refuses error         // what it says to requests for a claim, or nil
 
 	mu      sync.Mutex
 	lines   map[line][]*place
 	tokens  int64
-	lossy   int // one reply of so many is lost; 0: none
 	replies int
 }
 
@@ -52,10 +55,11 @@ type remote struct {
 
 var errGone = errors.New("memory: the session is over")
 
-func newStore() *store { return &store{ttl: 3 * time.Second, lines: make(map[line][]*place)} }
+// New returns a store whose sessions end after three seconds without a heartbeat.
+func New() *Store { return &Store{TTL: 3 * time.Second, lines: make(map[line][]*place)} }
 
 // grantLocked grants what can be granted, in order.
-func (s *store) grantLocked(l line) {
+func (s *Store) grantLocked(l line) {
 	shared, exclusive := 0, 0
 	for _, p := range s.lines[l] {
 		if p.granted && p.shared {
@@ -84,9 +88,12 @@ func (s *store) grantLocked(l line) {
 }
 
 // join returns the place of a request, or nil if that does not wait and would have to.
-func (s *store) join(l line, of *remote, r driver.Request) (*place, error) {
+func (s *Store) join(l line, of *remote, r driver.Request) (*place, error) {
 	if of.ended {
 		return nil, errGone
+	}
+	if s.Refuses != nil {
+		return nil, s.Refuses
 	}
 	if i := slices.IndexFunc(s.lines[l], func(p *place) bool { return p.id == r.Owner }); i >= 0 {
 		if p := s.lines[l][i]; p.of == of {
@@ -106,7 +113,7 @@ func (s *store) join(l line, of *remote, r driver.Request) (*place, error) {
 }
 
 // lease has a claim end after d, unless it ends later already.
-func (s *store) lease(l line, p *place, d time.Duration) {
+func (s *Store) lease(l line, p *place, d time.Duration) {
 	if ends := time.Now().Add(d); ends.After(p.ends) {
 		p.ends = ends
 	}
@@ -117,7 +124,7 @@ func (s *store) lease(l line, p *place, d time.Duration) {
 }
 
 // leave removes a place, and reports whether it was there.
-func (s *store) leave(l line, id lock.Owner) bool {
+func (s *Store) leave(l line, id lock.Owner) bool {
 	i := slices.IndexFunc(s.lines[l], func(p *place) bool { return p.id == id })
 	if i < 0 {
 		return false
@@ -135,7 +142,7 @@ func (s *store) leave(l line, id lock.Owner) bool {
 }
 
 // end ends a session.
-func (s *store) end(of *remote) {
+func (s *Store) end(of *remote) {
 	of.ended = true
 	of.over.Stop()
 	for l, all := range s.lines {
@@ -147,14 +154,14 @@ func (s *store) end(of *remote) {
 	}
 }
 
-func (s *store) do(f func() error) error {
+func (s *Store) do(f func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return f()
 }
 
-// left returns what is stored for a name.
-func (s *store) left(name string) (left []string) {
+// Left returns what is stored for a name.
+func (s *Store) Left(name string) (left []string) {
 	_ = s.do(func() error {
 		for _, semaphore := range []bool{false, true} {
 			for _, p := range s.lines[line{name, semaphore}] {
@@ -167,18 +174,18 @@ func (s *store) left(name string) (left []string) {
 }
 
 // losesReply reports whether the next reply is lost.
-func (s *store) losesReply() (lost bool) {
+func (s *Store) losesReply() (lost bool) {
 	_ = s.do(func() error {
 		s.replies++
-		lost = s.lossy > 0 && s.replies%s.lossy == 0
+		lost = s.Lossy > 0 && s.replies%s.Lossy == 0
 		return nil
 	})
 	return lost
 }
 
-// memory is a driver for the store.
-type memory struct {
-	s      *store
+// Driver is the driver of a client for a store.
+type Driver struct {
+	s      *Store
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -196,14 +203,16 @@ type session struct {
 	over   chan struct{} // closed when it is
 }
 
-func (s *store) driver() *memory {
-	m := &memory{s: s, passes: make(chan struct{})}
+// Driver returns another driver for the store.
+func (s *Store) Driver() *Driver {
+	m := &Driver{s: s, passes: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	close(m.passes)
 	return m
 }
 
-func (m *memory) cut() (restore func()) {
+// Cut cuts the driver off from the store until restore is called.
+func (m *Driver) Cut() (restore func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	passes := make(chan struct{})
@@ -211,7 +220,7 @@ func (m *memory) cut() (restore func()) {
 	return sync.OnceFunc(func() { close(passes) })
 }
 
-func (m *memory) connected() chan struct{} {
+func (m *Driver) connected() chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.passes
@@ -224,7 +233,7 @@ const (
 )
 
 // request has the store do something.
-func (m *memory) request(ctx context.Context, f func() error) error {
+func (m *Driver) request(ctx context.Context, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	select {
@@ -232,7 +241,7 @@ func (m *memory) request(ctx context.Context, f func() error) error {
 	case <-ctx.Done():
 		return fmt.Errorf("%w: memory: not sent", lock.ErrUnavailable)
 	}
-	if ctx.Err() != nil || !sleep(ctx, m.s.latency) {
+	if ctx.Err() != nil || !sleep(ctx, m.s.Latency) {
 		return fmt.Errorf("%w: memory: not sent", lock.ErrUnavailable)
 	}
 
@@ -240,7 +249,7 @@ func (m *memory) request(ctx context.Context, f func() error) error {
 	if m.s.losesReply() {
 		<-ctx.Done()
 	}
-	if !sleep(ctx, m.s.latency) || ctx.Err() != nil {
+	if !sleep(ctx, m.s.Latency) || ctx.Err() != nil {
 		return fmt.Errorf("%w: memory: no reply", lock.ErrIndeterminate)
 	}
 	select {
@@ -260,9 +269,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (m *memory) Store() string { return "memory" }
+// Store implements driver.Driver.
+func (m *Driver) Store() string { return "memory" }
 
-func (m *memory) CheckName(name string) error {
+// CheckName implements driver.Driver.
+func (m *Driver) CheckName(name string) error {
 	if len(name) > 1000 {
 		return fmt.Errorf("%w: the name is too long", lock.ErrInvalid)
 	}
@@ -270,7 +281,7 @@ func (m *memory) CheckName(name string) error {
 }
 
 // open returns the session, or a new one.
-func (m *memory) open(ctx context.Context) (*session, error) {
+func (m *Driver) open(ctx context.Context) (*session, error) {
 	m.mu.Lock()
 	s := m.session
 	m.mu.Unlock()
@@ -284,7 +295,7 @@ func (m *memory) open(ctx context.Context) (*session, error) {
 	s = &session{remote: new(remote), claims: make(map[*claim]struct{}), over: make(chan struct{})}
 	sent := time.Now()
 	err := m.request(ctx, func() error {
-		s.remote.over = time.AfterFunc(m.s.ttl, func() { _ = m.s.do(func() error { m.s.end(s.remote); return nil }) })
+		s.remote.over = time.AfterFunc(m.s.TTL, func() { _ = m.s.do(func() error { m.s.end(s.remote); return nil }) })
 		return nil
 	})
 	if err != nil { // the store ends it
@@ -296,23 +307,23 @@ func (m *memory) open(ctx context.Context) (*session, error) {
 	if m.session != nil && m.session != s && time.Now().Before(m.session.until) {
 		return m.session, nil // another call was faster
 	}
-	s.until = sent.Add(m.s.ttl - margin)
+	s.until = sent.Add(m.s.TTL - margin)
 	m.session = s
 	m.tasks.Go(func() { m.keep(s) })
 	return s, nil
 }
 
-func (s *session) certain(m *memory) time.Time {
+func (s *session) certain(m *Driver) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return s.until
 }
 
 // keep sends heartbeats until the session is over.
-func (m *memory) keep(s *session) {
+func (m *Driver) keep(s *session) {
 	for {
 		until := s.certain(m)
-		if !sleep(m.ctx, min(m.s.ttl/3, time.Until(until))) {
+		if !sleep(m.ctx, min(m.s.TTL/3, time.Until(until))) {
 			return
 		}
 		if !time.Now().Before(until) {
@@ -324,12 +335,12 @@ func (m *memory) keep(s *session) {
 			if s.remote.ended {
 				return errGone
 			}
-			s.remote.over.Reset(m.s.ttl)
+			s.remote.over.Reset(m.s.TTL)
 			return nil
 		})
 		if err == nil {
 			m.mu.Lock()
-			s.until = sent.Add(m.s.ttl - margin)
+			s.until = sent.Add(m.s.TTL - margin)
 			m.mu.Unlock()
 		} else if errors.Is(err, errGone) {
 			m.lose(s, lock.ReasonGone)
@@ -339,7 +350,7 @@ func (m *memory) keep(s *session) {
 }
 
 // lose ends a session and its claims.
-func (m *memory) lose(s *session, reason lock.Reason) {
+func (m *Driver) lose(s *session, reason lock.Reason) {
 	m.mu.Lock()
 	if m.session != s {
 		m.mu.Unlock()
@@ -358,7 +369,7 @@ func (m *memory) lose(s *session, reason lock.Reason) {
 
 // claim is what the store has granted.
 type claim struct {
-	m     *memory
+	m     *Driver
 	s     *session
 	r     driver.Request
 	l     line
@@ -366,7 +377,8 @@ type claim struct {
 	ends  time.Time // with its lease, or zero; the mutex of m guards it
 }
 
-func (m *memory) Acquire(ctx context.Context, r driver.Request) (driver.Claim, error) {
+// Acquire implements driver.Driver.
+func (m *Driver) Acquire(ctx context.Context, r driver.Request) (driver.Claim, error) {
 	l := line{r.Name, r.Permits > 0}
 	for {
 		s, err := m.open(ctx)
@@ -378,7 +390,8 @@ func (m *memory) Acquire(ctx context.Context, r driver.Request) (driver.Claim, e
 			m.lose(s, lock.ReasonGone)
 			continue
 		}
-		if err != nil && (r.FailFast || ctx.Err() != nil) {
+		refused := err != nil && !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrIndeterminate)
+		if err != nil && (r.FailFast || refused || ctx.Err() != nil) {
 			m.background(func() { _ = m.remove(m.ctx, l, r.Owner) })
 			return nil, err
 		}
@@ -403,7 +416,7 @@ func (m *memory) Acquire(ctx context.Context, r driver.Request) (driver.Claim, e
 
 // await waits for the place to be granted, and reports false if the session ends before. A lease begins with a request,
 // since nobody knows when the store has granted it.
-func (m *memory) await(ctx context.Context, s *session, p *place, c *claim) (is bool, err error) {
+func (m *Driver) await(ctx context.Context, s *session, p *place, c *claim) (is bool, err error) {
 	select {
 	case <-p.changed:
 	case <-s.over:
@@ -420,7 +433,7 @@ func (m *memory) await(ctx context.Context, s *session, p *place, c *claim) (is 
 	}
 
 	sent := time.Now()
-	if c.r.Lease > 0 && m.s.leases {
+	if c.r.Lease > 0 && m.s.Leases {
 		if err := m.request(ctx, func() error { m.s.lease(c.l, p, c.r.Lease); return nil }); err != nil {
 			return false, err
 		}
@@ -437,12 +450,12 @@ func (m *memory) await(ctx context.Context, s *session, p *place, c *claim) (is 
 	return true, nil
 }
 
-func (m *memory) background(f func()) {
+func (m *Driver) background(f func()) {
 	m.tasks.Go(f)
 }
 
 // remove removes a place from the store.
-func (m *memory) remove(ctx context.Context, l line, id lock.Owner) error {
+func (m *Driver) remove(ctx context.Context, l line, id lock.Owner) error {
 	for unknown := false; ; unknown = true {
 		found := false
 		err := m.request(ctx, func() error { found = m.s.leave(l, id); return nil })
@@ -455,8 +468,10 @@ func (m *memory) remove(ctx context.Context, l line, id lock.Owner) error {
 	}
 }
 
+// Token implements driver.Claim.
 func (c *claim) Token() int64 { return c.token }
 
+// Until implements driver.Claim.
 func (c *claim) Until() time.Time {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
@@ -466,6 +481,7 @@ func (c *claim) Until() time.Time {
 	return c.s.until
 }
 
+// Extend implements driver.Claim.
 func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
 	err := c.m.request(ctx, func() error {
@@ -489,6 +505,7 @@ func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 	return nil
 }
 
+// Release implements driver.Claim.
 func (c *claim) Release(ctx context.Context) error {
 	c.m.mu.Lock()
 	delete(c.s.claims, c)
@@ -501,7 +518,8 @@ func (c *claim) Release(ctx context.Context) error {
 	return err
 }
 
-func (m *memory) Close() {
+// Close implements driver.Driver.
+func (m *Driver) Close() {
 	m.cancel()
 	m.tasks.Wait()
 	m.mu.Lock()
