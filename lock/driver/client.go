@@ -273,15 +273,15 @@ func (c *Client) close() {
 	}
 	c.mu.Unlock()
 
-	for _, h := range lost {
-		h.EndSpan(c.background)
-	}
 	c.work.Wait()
 	if c.d != nil {
 		c.d.Close()
 	}
 	c.wheel.Stop()
 	c.dropped.Flush(c.log)
+	for _, h := range lost { // last: an exporter may panic
+		h.EndSpan(c.background)
+	}
 }
 
 // Shutdown closes the client when all holds are unlocked. From its call on, acquisitions fail with lock.ErrClosed, and

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,6 +29,7 @@ import (
 type fake struct {
 	acquire func(ctx context.Context, r driver.Request) (driver.Claim, error)
 	release func(ctx context.Context) error
+	extend  error
 	until   time.Duration
 	closed  int
 }
@@ -57,7 +59,7 @@ type fakeClaim struct {
 
 func (c *fakeClaim) Token() int64                                { return 0 }
 func (c *fakeClaim) Until() time.Time                            { return c.until }
-func (c *fakeClaim) Extend(context.Context, time.Duration) error { return lock.ErrUnsupported }
+func (c *fakeClaim) Extend(context.Context, time.Duration) error { return c.f.extend }
 func (c *fakeClaim) Release(ctx context.Context) error {
 	if c.f.release != nil {
 		return c.f.release(ctx)
@@ -172,6 +174,7 @@ func TestClaimsThatComeTooLate(t *testing.T) {
 		_, err := c.Lock("orders").Lock(t.Context(), lock.Lease(time.Second))
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.ErrorContains(t, err, "over")
+		synctest.Wait() // the release
 
 		f.until = 0
 		ctx, cancel := context.WithCancel(t.Context())
@@ -256,6 +259,64 @@ func TestHoldsEndWithTheirClaim(t *testing.T) {
 				require.ErrorIs(t, end(h), lock.ErrLost)
 			}
 		}
+	})
+}
+
+// A claim that Extend does not find is released, once: the driver may still know of it.
+func TestExtendOfALostClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost func(lock.Reason, error)
+		released := 0
+		f := &fake{release: func(context.Context) error { released++; return lock.ErrLost }, extend: lock.ErrLost}
+		f.acquire = func(_ context.Context, r driver.Request) (driver.Claim, error) { lost = r.Lost; return f.claim(), nil }
+		c := newClient(t, f)
+		for _, told := range []bool{false, true} {
+			h, err := c.Lock("orders").Lock(t.Context(), lock.Lease(time.Minute))
+			require.NoError(t, err)
+			if told {
+				lost(lock.ReasonGone, nil)
+			}
+			require.ErrorIs(t, h.Extend(t.Context(), time.Hour), lock.ErrLost)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			synctest.Wait()
+			require.Equal(t, 1, released)
+		}
+	})
+}
+
+// panicking is a span processor that panics at the start, or the end, of a span.
+type panicking struct{ at atomic.Value }
+
+func (p *panicking) OnStart(_ context.Context, s trace.ReadWriteSpan) { p.look("start " + s.Name()) }
+func (p *panicking) OnEnd(s trace.ReadOnlySpan)                       { p.look("end " + s.Name()) }
+func (p *panicking) Shutdown(context.Context) error                   { return nil }
+func (p *panicking) ForceFlush(context.Context) error                 { return nil }
+
+func (p *panicking) look(at string) {
+	if at == p.at.Load() {
+		panic("an exporter panics")
+	}
+}
+
+// If an exporter panics, the lock is not left held, and Close closes the driver.
+func TestTelemetryThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		p := new(panicking)
+		c := s.client(t, driver.WithTracerProvider(trace.NewTracerProvider(trace.WithSpanProcessor(p))))
+		l := c.Lock("orders")
+		for _, at := range []string{"start redlatch.hold", "end redlatch.acquire", "start redlatch.release", "end redlatch.release"} {
+			p.at.Store(at)
+			require.Panics(t, func() { _ = l.Do(t.Context(), nothing) }, at)
+			p.at.Store("")
+			require.NoError(t, s.client(t).Lock("orders").Do(t.Context(), nothing, lock.Wait(time.Second)), at)
+		}
+
+		_, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		p.at.Store("end redlatch.hold")
+		require.Panics(t, c.Close)
+		require.NoError(t, s.client(t).Lock("orders").Do(t.Context(), nothing, lock.Wait(0)))
 	})
 }
 

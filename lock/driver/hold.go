@@ -217,16 +217,17 @@ func (cl *claim) checkLocked(now, certain time.Time) (lost []*hold, over bool) {
 	return lost, len(cl.holds) == 0 && !now.Before(cl.releaseAt)
 }
 
-// lose ends the claim, which the store does not have any more.
-func (cl *claim) lose(reason lock.Reason, err error) {
+// lose ends the claim, which the store does not have any more. It reports whether the claim had not ended.
+func (cl *claim) lose(reason lock.Reason, err error) (ended bool) {
 	c := cl.l.c
 	c.mu.Lock()
 	lost := cl.loseLocked(reason, err)
-	cl.endLocked()
+	ended = cl.endLocked()
 	c.mu.Unlock()
 	for _, h := range lost {
 		h.EndSpan(c.background)
 	}
+	return ended
 }
 
 // loseLocked ends all holds as lost, and returns them.
@@ -340,15 +341,17 @@ func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 	defer cancel()
 	err := h.claim.granted.Extend(bounded, lease)
 	if errors.Is(err, lock.ErrLost) {
-		h.claim.lose(lock.ReasonGone, nil)
+		if h.claim.lose(lock.ReasonGone, nil) {
+			h.claim.releaseLater() // what the driver may still know of it
+		}
 	} else if err != nil {
 		return h.Object().StoreFailed(ctx, "extend", sent, orClosed(c.ctx, err))
 	}
 
 	certain := h.claim.granted.Until()
 	c.mu.Lock()
-	if until := sent.Add(lease); h.Fixed && until.After(h.ends) {
-		h.ends = until
+	if ends := sent.Add(lease); h.Fixed && ends.After(h.ends) {
+		h.ends = ends
 		h.claim.scheduleLocked(certain)
 	}
 	c.mu.Unlock()
@@ -389,10 +392,16 @@ func (h *hold) Unlock(ctx context.Context) error {
 		return err
 	}
 
+	defer func() {
+		if release { // an exporter has panicked
+			h.claim.releaseLater()
+		}
+	}()
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
 	if release {
 		err = h.claim.release(ctx)
+		release = false
 	}
 	if errors.Is(err, lock.ErrLost) {
 		err = h.lostError(lock.ReasonGone, nil)

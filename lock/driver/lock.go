@@ -65,7 +65,8 @@ func (l *object) Do(ctx context.Context, fn func(ctx context.Context) error, opt
 // detached.
 //
 // An owner named by lock.WithOwner re-enters what it holds: its holds share one claim on the store. The claim of a writer
-// that reads too excludes others until the last of its holds ends.
+// that reads too excludes others until the last of its holds ends. A call that finds another call of its owner waiting waits for
+// the result of that one, also with lock.FailFast.
 //
 // It can be a member of Client.MultiLock.
 type Lock struct {
@@ -230,7 +231,15 @@ func (w *call) acquire() (*hold, error) {
 	if err != nil {
 		err = l.info().StoreFailed(w.ctx, "acquire", w.began, err)
 	}
+
+	ended := false
+	defer func() {
+		if !ended && err == nil { // an exporter has panicked
+			_ = h.Unlock(w.ctx)
+		}
+	}()
 	span.End(w.ctx, w.attempts, w.attempts > 1, err)
+	ended = true
 	return h, err
 }
 
@@ -321,7 +330,7 @@ func (w *call) request(ctx context.Context, cl *claim) (*hold, error) {
 	defer cl.settle()
 	r := Request{
 		Name: w.l.id.Name, Owner: cl.id, Shared: w.l.shared, Permits: w.l.permits, Try: w.once,
-		FailFast: w.options.FailFast || w.once, Lost: cl.lose,
+		FailFast: w.options.FailFast || w.once, Lost: func(reason lock.Reason, err error) { cl.lose(reason, err) },
 	}
 	if w.owner.IsZero() { // otherwise the claim may have holds that last longer
 		r.Lease = w.options.Lease
