@@ -107,10 +107,11 @@ golangci:
 	for module in . benchmarks interop examples/otel; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
 	for module in contrib/*/ cmd/*/; do (cd $$module && GOWORK= go run $(GOLANGCI) run ./...) || exit; done
 
-# redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
+# redlatch beside other libraries: it writes benchmarks/report, in some twelve minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.
 bench:
 	./scripts/deps bench
+	./scripts/servers etcd-server-3.5 zookeeper-server
 	mvn -q -B -ntp -f interop/redisson -pl 4 clean compile
 	cd benchmarks && REDLATCH_SERVERS=$$(../scripts/servers $(firstword $(subst $(comma), ,$(SERVERS)))) go run ./compare $(if $(filter long,$(BENCH)),-long)
 

@@ -4,7 +4,10 @@ go 1.26.0
 
 require (
 	github.com/redis/rueidis v1.0.79
-	github.com/redlatch/redlatch v0.0.0
+	github.com/redlatch/redlatch v1.999.0 // replaced; no release, which the modules below contrib require, is newer
+	github.com/redlatch/redlatch/contrib/etcd v0.0.0
+	github.com/redlatch/redlatch/contrib/postgres v0.0.0
+	github.com/redlatch/redlatch/contrib/zookeeper v0.0.0
 )
 
 require (
@@ -26,6 +29,7 @@ require (
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.etcd.io/etcd/api/v3 v3.7.3 // indirect
 	go.etcd.io/etcd/client/pkg/v3 v3.7.3 // indirect
@@ -39,6 +43,7 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/image v0.30.0 // indirect
 	golang.org/x/net v0.61.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260803160001-6ac0973c030d // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260803160001-6ac0973c030d // indirect
@@ -46,7 +51,12 @@ require (
 	google.golang.org/protobuf v1.36.11 // indirect
 )
 
-replace github.com/redlatch/redlatch => ../
+replace (
+	github.com/redlatch/redlatch => ../
+	github.com/redlatch/redlatch/contrib/etcd => ../contrib/etcd
+	github.com/redlatch/redlatch/contrib/postgres => ../contrib/postgres
+	github.com/redlatch/redlatch/contrib/zookeeper => ../contrib/zookeeper
+)
 
 require (
 	github.com/bsm/redislock v0.9.4
@@ -59,7 +69,7 @@ require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-zookeeper/zk v1.0.4
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/etcd/client/v3 v3.7.3
 	golang.org/x/time v0.16.0

@@ -100,7 +100,7 @@ func (c *comparison) cell(s scenario, of cell) cellResult {
 func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 	t := of.taskOf(peer)
 	var err error
-	if t.Addrs, err = c.services.addrs(peer, max(of.servers, 1)); err != nil {
+	if t.Addrs, err = c.services.addrs(t.Peer, max(of.servers, 1)); err != nil {
 		return nil, err
 	}
 	rival := t

@@ -63,9 +63,9 @@ var libraries = []string{
 
 // programs print their version.
 var programs = []struct {
-	name, peer, pattern, arg string
+	name, store, pattern, arg string
 }{
-	{"etcd", "etcd", "etcd", "--version"},
+	{"etcd", "etcd", etcdServer, "--version"},
 	{"PostgreSQL", "postgres", "/usr/lib/postgresql/*/bin/postgres", "--version"},
 	{"MariaDB", "mariadb", "mariadbd", "--version"},
 	{"Java", "zookeeper", "java", "-version"},
@@ -81,15 +81,15 @@ func versions(s *services) []version {
 	}
 	for _, p := range programs {
 		path, err := find(p.pattern)
-		if s.others[p.peer] == nil || err != nil {
+		if s.others[p.store] == nil || err != nil {
 			continue
 		}
 		if out, err := exec.Command(path, p.arg).CombinedOutput(); err == nil {
 			all = append(all, version{p.name, firstVersion(string(out))})
 		}
 	}
-	if s.others["zookeeper"] != nil {
-		all = append(all, jars("ZooKeeper", "/usr/share/java/zookeeper-[0-9]*.jar")...)
+	if path, err := find(zookeeperServer); s.others["zookeeper"] != nil && err == nil {
+		all = append(all, jars("ZooKeeper", filepath.Join(filepath.Dir(path), "..", zookeeperServer, "usr/share/java/zookeeper-[0-9]*.jar"))...)
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,7 @@ func run() error {
 	dir := flag.String("dir", "report", "directory of the report")
 	from := flag.String("from", "", "rewrite the report from this file of figures instead of measuring")
 	only := flag.String("only", "", "numbers of the scenarios to measure, separated by commas; prints the report; all if empty")
+	named := flag.String("peers", "", "a regular expression for the names of the peers to measure; prints the report; all if empty")
 	long := flag.Bool("long", false, "measure for longer and more often")
 	flag.Parse()
 	if *from != "" {
@@ -57,13 +59,32 @@ func run() error {
 			return !slices.Contains(strings.Split(*only, ","), strconv.Itoa(s.number))
 		})
 	}
+	if *named != "" {
+		expression, err := regexp.Compile(*named)
+		if err != nil {
+			return err
+		}
+		p.scenarios = ofPeers(p.scenarios, expression.MatchString)
+	}
 	r, err := compare(p)
 	if err != nil {
 		return err
 	}
-	if *only != "" {
+	if *only+*named != "" {
 		fmt.Print(r.text(nil))
 		return nil
 	}
 	return errors.Join(r.writeReport(*dir), r.write(filepath.Join(*dir, figuresFile)))
+}
+
+// ofPeers returns what there is to measure for some peers.
+func ofPeers(all []scenario, ask func(peer string) bool) []scenario {
+	for i := range all {
+		for j := range all[i].cells {
+			c := &all[i].cells[j]
+			c.peers = slices.DeleteFunc(slices.Clone(c.peers), func(peer string) bool { return !ask(peer) })
+		}
+		all[i].cells = slices.DeleteFunc(all[i].cells, func(c cell) bool { return len(c.peers) == 0 })
+	}
+	return slices.DeleteFunc(all, func(s scenario) bool { return len(s.cells) == 0 })
 }

@@ -36,6 +36,10 @@ var peers = map[string]func(ctx context.Context, addrs []string) (service, error
 	"zookeeper":   openZookeeper,
 	"postgres":    openPostgres,
 	"mariadb":     openMariaDB,
+	"etcdlock":    openEtcdlock,
+	"zklock":      openZklock,
+	"advisory":    openAdvisory,
+	"rows":        openRows,
 }
 
 func open(ctx context.Context, t task) (service, error) {

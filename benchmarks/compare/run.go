@@ -232,7 +232,7 @@ type snapshot struct {
 
 // look reads the snapshot of the servers of a task, if they are Redis.
 func look(t task) (s snapshot, err error) {
-	if _, other := daemons[t.Peer]; other {
+	if stores[t.Peer] != "" {
 		return s, nil
 	}
 	for _, addr := range t.Addrs {

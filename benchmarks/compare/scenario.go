@@ -44,11 +44,15 @@ type cell struct {
 	best     string
 }
 
-// redisPeers lock on the same server as redlatch, otherPeers on another.
+// redisPeers lock on the same server as redlatch, otherPeers on another: each store with its own recipe, and with
+// redlatch.
 var (
 	redisPeers = []string{us, "redsync", "redislock", "rueidislock", redisson}
-	otherPeers = []string{"etcd", "zookeeper", "postgres", "mariadb"}
+	otherPeers = []string{"etcd", onEtcd, "zookeeper", onZookeeper, "postgres", onAdvisory, onRows, "mariadb"}
 )
+
+// manyPeers are those of otherPeers that can have many contenders: each one of the others needs a connection.
+var manyPeers = []string{"etcd", onEtcd, onZookeeper, onAdvisory, onRows}
 
 // The columns of most tables.
 var (
@@ -71,6 +75,10 @@ const (
 	wrappedBackground = us + ", Wrap, Background"
 	ofThree           = us + ", multi-lock of 3"
 	noLimit           = us + ", no limit"
+	onEtcd            = us + ", etcd"
+	onZookeeper       = us + ", zookeeper"
+	onAdvisory        = us + ", postgres advisory"
+	onRows            = us + ", postgres rows"
 )
 
 var variants = map[string]variant{
@@ -80,6 +88,10 @@ var variants = map[string]variant{
 	wrappedBackground: {peer: "wrapped", background: true},
 	ofThree:           {peer: us, kind: "multi"},
 	noLimit:           {peer: "unlimited"},
+	onEtcd:            {peer: "etcdlock"},
+	onZookeeper:       {peer: "zklock"},
+	onAdvisory:        {peer: "advisory"},
+	onRows:            {peer: "rows"},
 }
 
 // isOurs reports whether a peer is redlatch or one of its variants.
@@ -119,7 +131,8 @@ func uncontended(window time.Duration) scenario {
 		number: 1, title: "Uncontended", base: "floor", best: "rate",
 		about: "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server. " +
 			"Background means that calls use `context.Background()`, and Wrap that redlatch borrows the connection. The names of the " +
-			"multi-lock share a slot.",
+			"multi-lock share a slot. On other stores the goroutines of redlatch share a client, and each goroutine of etcd, PostgreSQL and " +
+			"MariaDB has a session of its own, without which it would exclude nobody.",
 		measures: slices.Concat(latencies, costs),
 	}
 	for _, n := range []int{1, 8, 64} {
@@ -144,8 +157,10 @@ func contended(window time.Duration) scenario {
 		switch n {
 		case 16:
 			peers = slices.Concat(redisPeers, otherPeers)
-		case 2, 128:
-			peers = slices.Concat(redisPeers, []string{"etcd"})
+		case 2:
+			peers = slices.Concat(redisPeers, []string{"etcd", onEtcd})
+		case 128:
+			peers = slices.Concat(redisPeers, manyPeers)
 		}
 		s.cells = append(s.cells, cell{
 			name: plural(n, "goroutine"), size: n, processes: 1, peers: peers,
@@ -162,7 +177,7 @@ func processes(window time.Duration) scenario {
 			"an equal share.",
 		measures: slices.Concat(latencies, []string{"jain", "least", "most", "client", "server", "commands"}),
 		cells: []cell{{
-			name: "4 x 32 goroutines", size: 128, processes: 4, peers: slices.Concat(redisPeers, []string{"etcd"}),
+			name: "4 x 32 goroutines", size: 128, processes: 4, peers: slices.Concat(redisPeers, manyPeers),
 			task: task{Do: "repeat", Kind: "lock", Goroutines: 32, For: 2 * window},
 		}},
 	}
@@ -184,7 +199,9 @@ func wakeUps(window time.Duration) scenario {
 	}
 	fair := s.cells[0]
 	fair.name, fair.peers, fair.task.Kind = fairWaking, []string{us, redisson}, "fair"
-	s.cells = append(s.cells, fair)
+	stores := s.cells[0]
+	stores.name, stores.peers = storeWaking, otherPeers
+	s.cells = append(s.cells, fair, stores)
 	return s
 }
 
@@ -192,6 +209,7 @@ func wakeUps(window time.Duration) scenario {
 const (
 	orderCell     = "fair lock, order of 64 that queue one after the other"
 	fairWaking    = "fair lock, 2 processes"
+	storeWaking   = "other stores, 2 processes"
 	fairProcesses = "fair lock, 4 x 16 goroutines"
 	semaphoreCell = "semaphore, 64 permits"
 	permitCell    = "permit semaphore, 64 permits"
@@ -275,14 +293,18 @@ func holds() scenario {
 func waiters() scenario {
 	s := scenario{
 		number: 7, title: "Waiters", best: "memory",
-		about:    "The memory of goroutines that wait for locks of another client, including their stacks.",
+		about: "The memory of goroutines that wait for locks of another client, including their stacks. Sessions of etcd, which each " +
+			"waiter of its own recipe needs, are not included.",
 		measures: []string{"heap", "stacks", "memory", "resident"},
 	}
 	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}
 	of := cell{name: waitersOfOne, size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, times: 1}
 	own := of
 	own.name, own.size, own.task.Own = waitersOfEach, t.Goroutines, true
-	s.cells = []cell{of, own}
+	stores := of
+	stores.name, stores.task.Goroutines = "1,000 waiters for one lock of each store", 1000
+	stores.peers = []string{us, "etcd", onEtcd, "zookeeper", onZookeeper, onAdvisory, onRows}
+	s.cells = []cell{of, own, stores}
 	return s
 }
 

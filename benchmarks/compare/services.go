@@ -26,7 +26,7 @@ import (
 type services struct {
 	mu     sync.Mutex
 	redis  []*testserver.Server
-	others map[string]*daemon
+	others map[string]*daemon // by store
 }
 
 // errMissing reports that the server of a peer is not installed.
@@ -36,17 +36,17 @@ var errMissing = errors.New("not installed")
 func (s *services) addrs(peer string, n int) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if start, ok := daemons[peer]; ok {
-		d, ok := s.others[peer]
+	if store := stores[peer]; store != "" {
+		d, ok := s.others[store]
 		if !ok {
 			var err error
-			if d, err = start(); err != nil {
+			if d, err = daemons[store](); err != nil {
 				return nil, err
 			}
 			if s.others == nil {
 				s.others = map[string]*daemon{}
 			}
-			s.others[peer] = d
+			s.others[store] = d
 		}
 		return []string{d.addr}, nil
 	}
@@ -94,7 +94,15 @@ func (s *services) stopWhenInterrupted() {
 	}()
 }
 
-// daemons start the servers other than Redis, by peer.
+// stores are those of the peers that do not lock on Redis.
+var stores = map[string]string{
+	"etcd": "etcd", "etcdlock": "etcd",
+	"zookeeper": "zookeeper", "zklock": "zookeeper",
+	"postgres": "postgres", "advisory": "postgres", "rows": "postgres",
+	"mariadb": "mariadb",
+}
+
+// daemons start the servers of stores. The peer of that name is the store's own recipe.
 var daemons = map[string]func() (*daemon, error){
 	"etcd":      startEtcd,
 	"zookeeper": startZookeeper,
@@ -239,11 +247,11 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// find returns the last of the files that match a pattern or, for a bare name, that are in the
-// program directories.
+// find returns the last of the files that match a pattern or, for a bare name, the program: one that is installed, or that
+// scripts/servers has installed.
 func find(pattern string) (string, error) {
 	if !filepath.IsAbs(pattern) {
-		if found, err := exec.LookPath(pattern); err == nil {
+		if found, err := testserver.LookPath(pattern); err == nil {
 			return found, nil
 		}
 		pattern = filepath.Join("/usr/sbin", pattern)
@@ -254,8 +262,14 @@ func find(pattern string) (string, error) {
 	return "", fmt.Errorf("%s: %w", filepath.Base(pattern), errMissing)
 }
 
+// Programs that scripts/servers installs.
+const (
+	etcdServer      = "etcd-server-3.5"
+	zookeeperServer = "zookeeper-server"
+)
+
 func startEtcd() (*daemon, error) {
-	program, err := find("etcd")
+	program, err := find(etcdServer)
 	if err != nil {
 		return nil, err
 	}
@@ -275,11 +289,7 @@ func startEtcd() (*daemon, error) {
 }
 
 func startZookeeper() (*daemon, error) {
-	program, err := find("java")
-	if err != nil {
-		return nil, err
-	}
-	classes, err := find("/usr/share/java/zookeeper.jar") // for the directories it needs
+	program, err := find(zookeeperServer)
 	if err != nil {
 		return nil, err
 	}
@@ -294,8 +304,7 @@ func startZookeeper() (*daemon, error) {
 	err = os.WriteFile(settings, []byte("tickTime=2000\ndataDir="+d.dir+"\nclientPort="+d.port+
 		"\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"), 0o600)
 	if err == nil {
-		err = d.serve("zookeeper", program, "-cp", classes, "-Dzookeeper.jmx.log4j.disable=true",
-			"org.apache.zookeeper.server.quorum.QuorumPeerMain", settings)
+		err = d.serve("zookeeper", "env", "JVMFLAGS=-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", program, settings)
 	}
 	return d.started(err)
 }

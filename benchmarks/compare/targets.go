@@ -79,14 +79,19 @@ func (r *results) targets() []target {
 		least(1, "0.95 of the fastest library on Redis with one goroutine", 0.95, one.againstRedis()),
 		atMost(1, "at most 8 allocations", 8, one.reads("allocs", 1)),
 		atMost(1, "at most 1,100 bytes", 1100, one.reads("bytes", 0)),
+		least(1, "0.9 of the recipe of another store with one goroutine", 0.9, one.ofRecipes("rate")...),
+		least(1, "and with 64", 0.9, many.ofRecipes("rate")...),
 		atMost(1, "a multi-lock of three names costs at most 1.3 times as much with one goroutine and with 64", 1.3,
 			one.costOf(ofThree), many.costOf(ofThree)),
 
 		least(2, "8 times the throughput of the best peer with 128 goroutines", 8, r.cell(2, plural(128, "goroutine")).againstBest()),
 		least(2, "8 times with 1,024", 8, r.cell(2, plural(1024, "goroutine")).againstBest()),
+		least(2, "0.9 of the recipe of another store with 16", 0.9, r.cell(2, plural(16, "goroutine")).ofRecipes("rate")...),
+		least(2, "and with 128", 0.9, r.cell(2, plural(128, "goroutine")).ofRecipes("rate")...),
 		least(2, "Jain's index at least 0.98", 0.98, ofEach(r.cells(2), func(c cellResult) reading { return c.reads("jain", 3) })...),
 
 		least(3, "4 times the throughput of the best peer", 4, four.againstBest()),
+		least(3, "0.9 of the recipe of another store", 0.9, four.ofRecipes("rate")...),
 		least(3, "Jain's index at least 0.98", 0.98, four.reads("jain", 3)),
 		least(3, "every process has at least 0.8 of an equal share", 0.8, four.reads("least", 2)),
 		atMost(3, "and at most 1.2", 1.2, four.reads("most", 2)),
@@ -94,6 +99,7 @@ func (r *results) targets() []target {
 		atMost(4, "median not above Redisson's", 1, waking.against(redisson, "wake50")),
 		atMost(4, "at most 5.1 commands", 5.1, waking.reads("commands", 2)),
 		atMost(4, "fair lock: at most 5.1 commands", 5.1, r.cell(4, fairWaking).reads("commands", 2)),
+		atMost(4, "other stores: median at most 1.1 of the recipe's", 1.1, r.cell(4, storeWaking).ofRecipes("wake50")...),
 
 		least(5, "fair lock: 10 times the throughput of Redisson", 10, fair.against(redisson, "rate")),
 		least(5, "fair lock: 5 times with four processes", 5, r.cell(5, fairProcesses).against(redisson, "rate")),
@@ -151,6 +157,22 @@ func (c cellResult) against(peer, measure string) reading {
 	read := c.figure(us, measure).over(c.figure(peer, measure)).printed(2)
 	read.text += fmt.Sprintf(" of %s's", peer)
 	return read
+}
+
+// recipes are what redlatch on a store is compared with there: the recipe of the store or of its client.
+var recipes = []struct{ ours, theirs string }{{onEtcd, "etcd"}, {onZookeeper, "zookeeper"}, {onAdvisory, "postgres"}}
+
+// ofRecipes compares redlatch on other stores with the recipes that the cell has.
+func (c cellResult) ofRecipes(measure string) (all []reading) {
+	for _, of := range recipes {
+		if !slices.ContainsFunc(c.Rows, func(r *row) bool { return r.Peer == of.theirs }) {
+			continue
+		}
+		read := c.figure(of.ours, measure).over(c.figure(of.theirs, measure)).printed(2)
+		read.text += fmt.Sprintf(" of %s's", of.theirs)
+		all = append(all, read)
+	}
+	return all
 }
 
 // ofFloor compares redlatch, or its variants, with the faster of the two floors.

@@ -66,11 +66,11 @@ func SupportsTLS(program string) bool {
 
 // tool returns the path of the command-line client that belongs to the server.
 func (s *Server) tool() (string, error) {
-	return lookPath(strings.Replace(s.Program, "-server", "-cli", 1))
+	return LookPath(strings.Replace(s.Program, "-server", "-cli", 1))
 }
 
-// lookPath returns the path of an installed program, or of one that scripts/servers has installed.
-func lookPath(program string) (string, error) {
+// LookPath returns the path of an installed program, or of one that scripts/servers has installed.
+func LookPath(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err == nil {
 		return path, nil

@@ -155,7 +155,7 @@ func (s *Server) launch() error {
 		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
 	})
-	path, err := lookPath(s.Program)
+	path, err := LookPath(s.Program)
 	if err != nil {
 		return err
 	}
