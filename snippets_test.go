@@ -39,6 +39,9 @@ var importable = map[string]map[string]string{
 	},
 	"contrib/httplimit": {"httplimit": "github.com/redlatch/redlatch/contrib/httplimit"},
 	"contrib/httplock":  {"httplock": "github.com/redlatch/redlatch/contrib/httplock"},
+	"contrib/etcd":      {"etcdlock": "github.com/redlatch/redlatch/contrib/etcd", "clientv3": "go.etcd.io/etcd/client/v3"},
+	"contrib/zookeeper": {"zklock": "github.com/redlatch/redlatch/contrib/zookeeper", "zk": "github.com/go-zookeeper/zk"},
+	"contrib/postgres":  {"pglock": "github.com/redlatch/redlatch/contrib/postgres", "pgxpool": "github.com/jackc/pgx/v5/pgxpool"},
 }
 
 // snippet is a Go block of a document.
