@@ -1,17 +1,14 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
 	"errors"
 	"log"
-	"regexp"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
@@ -56,28 +53,4 @@ func TestProgram(t *testing.T) {
 	}
 	all.Wait()
 	assert.Equal(t, 4, shipped)
-}
-
-// TestProgramIsTheSameEverywhere verifies that the functions that the guide shows are those that the modules test.
-func TestProgramIsTheSameEverywhere(t *testing.T) {
-	t.Parallel()
-	sources := filesNamed(t, "program_test.go")
-	guide := filesNamed(t, ".md")["docs/guides/choosing.md"]
-	function := regexp.MustCompile(`(?ms)^func (run|on\w+)\(.*?^}$`)
-	found := 0
-	for _, f := range function.FindAllStringSubmatch(guide, -1) {
-		found++
-		in := 0
-		for _, source := range sources {
-			if strings.Contains(source, "\n"+f[0]+"\n") {
-				in++
-			}
-		}
-		want := 1
-		if f[1] == "run" {
-			want = len(sources)
-		}
-		assert.Equal(t, want, in, "files that have %s as the guide does", f[1])
-	}
-	require.Equal(t, 1+len(sources), found, "run, and a function for each store")
 }
