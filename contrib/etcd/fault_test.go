@@ -20,6 +20,7 @@ import (
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 )
@@ -28,12 +29,12 @@ import (
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr})
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
 
 	for i, try := range []bool{false, true} {
 		name := fmt.Sprintf("lost-reply-%d", i)
-		p.set(deaf)
+		p.Set(testserver.Mute)
 		call := harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) {
 			if try {
 				return c.Lock(name).TryLock(ctx)
@@ -41,8 +42,8 @@ func TestLostReply(t *testing.T) {
 			return c.Lock(name).Lock(ctx)
 		})
 		waiting(t, etcd, name, 1)
-		p.set(closed)
-		p.set(passing)
+		p.Set(testserver.Pass)
+		p.Cut()
 		if try { // it makes one attempt for each endpoint
 			assert.ErrorIs(t, call.End(), lock.ErrIndeterminate)
 			nothingLeft(t, etcd, name)
@@ -54,15 +55,15 @@ func TestLostReply(t *testing.T) {
 		assert.Empty(t, left(t, etcd, name))
 	}
 
-	p.set(deaf)
+	p.Set(testserver.Mute)
 	ctx, cancel := context.WithCancel(t.Context())
 	call := harness.StartLock(t, ctx, c.Lock("lost-reply"))
 	waiting(t, etcd, "lost-reply", 1)
 	cancel()
 	assert.ErrorIs(t, call.End(), lock.ErrIndeterminate)
 	assert.ErrorIs(t, call.Err, context.Canceled)
-	p.set(closed)
-	p.set(passing)
+	p.Set(testserver.Pass)
+	p.Cut()
 	nothingLeft(t, etcd, "lost-reply")
 }
 
@@ -70,15 +71,15 @@ func TestLostReply(t *testing.T) {
 func TestLostRelease(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr})
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
 	h, err := c.Lock("lost-release").Lock(t.Context())
 	require.NoError(t, err)
-	p.set(deaf)
+	p.Set(testserver.Mute)
 	unlock := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, h.Unlock(ctx) })
 	nothingLeft(t, etcd, "lost-release")
-	p.set(closed)
-	p.set(passing)
+	p.Set(testserver.Pass)
+	p.Cut()
 	assert.ErrorIs(t, unlock.End(), lock.ErrIndeterminate)
 }
 
@@ -95,9 +96,9 @@ func leaseOf(t testing.TB, etcd *clientv3.Client, name string) clientv3.LeaseID 
 func TestLateRequest(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr})
-	p.set(deaf)
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
+	p.Set(testserver.Mute)
 	ctx, cancel := context.WithCancel(t.Context())
 	call := harness.StartLock(t, ctx, c.Lock("late"))
 	waiting(t, etcd, "late", 1)
@@ -105,8 +106,8 @@ func TestLateRequest(t *testing.T) {
 	id := leaseOf(t, etcd, "late")
 	cancel()
 	require.Error(t, call.End())
-	p.set(closed)
-	p.set(passing)
+	p.Set(testserver.Pass)
+	p.Cut()
 	nothingLeft(t, etcd, "late")
 
 	time.Sleep(ttl)
@@ -189,17 +190,17 @@ func TestRemoved(t *testing.T) {
 // What is certain of a hold counts from when the request was sent, however late the reply comes.
 func TestLateReply(t *testing.T) {
 	t.Parallel()
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr}, etcdlock.WithTTL(10*time.Second))
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr}, etcdlock.WithTTL(10*time.Second))
 	const late = time.Second
 	h, err := c.Lock("late-reply").Lock(t.Context())
 	require.NoError(t, err)
 	for _, lease := range []time.Duration{10 * time.Second, time.Minute} { // renewed, and with a lease of its own
-		p.set(stalled)
+		p.Set(testserver.Stall)
 		sent := time.Now()
 		extend := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, h.Extend(ctx, lease) })
 		time.Sleep(late)
-		p.set(passing)
+		p.Set(testserver.Pass)
 		require.NoError(t, extend.End())
 		rest := lease - time.Since(sent)
 		assert.GreaterOrEqual(t, h.Remaining(), rest-slack)
@@ -241,15 +242,15 @@ func TestNoQuorum(t *testing.T) {
 func TestShortOutage(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr}, etcdlock.WithTTL(6*time.Second))
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr}, etcdlock.WithTTL(6*time.Second))
 	h, err := c.Lock("short-outage").Lock(t.Context())
 	require.NoError(t, err)
 	call := harness.StartLock(t, t.Context(), c.Lock("short-outage"))
 	waiting(t, etcd, "short-outage", 2)
-	p.set(closed)
+	p.Down()
 	time.Sleep(3 * time.Second)
-	p.set(passing)
+	p.Set(testserver.Pass)
 	harness.Eventually(t, bound, "the lease is renewed", func() bool { return h.Remaining() > 4*time.Second })
 	require.NoError(t, context.Cause(h.Context()))
 	require.NoError(t, h.Unlock(t.Context()))
@@ -260,11 +261,11 @@ func TestShortOutage(t *testing.T) {
 // A hold that ends with an outage says what has prevented the renewal. Its client has another lease soon.
 func TestLongOutage(t *testing.T) {
 	t.Parallel()
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr})
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
 	h, err := c.Lock("long-outage").Lock(t.Context())
 	require.NoError(t, err)
-	p.set(closed)
+	p.Down()
 	harness.Receive(t, expiry, "the loss", h.Context().Done())
 	var loss *lock.LostError
 	require.ErrorAs(t, context.Cause(h.Context()), &loss)
@@ -274,7 +275,7 @@ func TestLongOutage(t *testing.T) {
 	_, err = c.Lock("long-outage").TryLock(t.Context())
 	assert.ErrorIs(t, err, lock.ErrUnavailable)
 	assert.Less(t, time.Since(began), time.Second)
-	p.set(passing)
+	p.Set(testserver.Pass)
 	next, err := c.Lock("long-outage").Lock(t.Context(), lock.Wait(expiry))
 	require.NoError(t, err)
 	assert.Greater(t, next.Token(), h.Token())
@@ -286,15 +287,15 @@ func TestCompaction(t *testing.T) {
 	t.Parallel()
 	members := startCluster(t, 1)
 	etcd := connect(t, members[0].addr)
-	p := startProxy(t, members[0].addr)
+	p := testserver.NewProxy(t, members[0].addr)
 	other := locksOf(t, etcd)
-	c := locks(t, []string{p.addr}, etcdlock.WithTTL(time.Minute))
+	c := locks(t, []string{p.Addr}, etcdlock.WithTTL(time.Minute))
 	h, err := other.Lock("compaction").Lock(t.Context())
 	require.NoError(t, err)
 	call := harness.StartLock(t, t.Context(), c.Lock("compaction"))
 	waiting(t, etcd, "compaction", 2)
 	time.Sleep(100 * time.Millisecond) // it watches
-	p.set(closed)
+	p.Down()
 	require.NoError(t, h.Unlock(t.Context()))
 	var revision int64
 	for range 10 {
@@ -304,7 +305,7 @@ func TestCompaction(t *testing.T) {
 	}
 	_, err = etcd.Compact(t.Context(), revision)
 	require.NoError(t, err)
-	p.set(passing)
+	p.Set(testserver.Pass)
 	require.NoError(t, call.EndWithin(bound)) // the check comes after half a minute
 	require.NoError(t, call.Value.Unlock(t.Context()))
 	nothingLeft(t, etcd, "compaction")
@@ -442,9 +443,9 @@ func TestMemberHangs(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			proxies := []*proxy{startProxy(t, members[0].addr), startProxy(t, members[1].addr)}
+			proxies := []*testserver.Proxy{testserver.NewProxy(t, members[0].addr), testserver.NewProxy(t, members[1].addr)}
 			name := fmt.Sprintf("member-hangs-%d", i)
-			c := locks(t, []string{proxies[0].addr, proxies[1].addr}, etcdlock.WithTTL(5*time.Second))
+			c := locks(t, []string{proxies[0].Addr, proxies[1].Addr}, etcdlock.WithTTL(5*time.Second))
 			mine, err := c.Lock(name + "-mine").Lock(t.Context())
 			require.NoError(t, err)
 			h, err := locksOf(t, etcd).Lock(name).Lock(t.Context())
@@ -452,7 +453,7 @@ func TestMemberHangs(t *testing.T) {
 			call := harness.StartLock(t, t.Context(), c.Lock(name))
 			waiting(t, etcd, name, 2)
 			time.Sleep(100 * time.Millisecond) // it watches
-			proxies[i].set(stalled)
+			proxies[i].Set(testserver.Stall)
 			require.NoError(t, h.Unlock(t.Context()))
 			require.NoError(t, call.EndWithin(bound))
 
@@ -578,8 +579,8 @@ func TestProcessKilled(t *testing.T) {
 func TestManyGiveUp(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	p := startProxy(t, shared(t))
-	c := locks(t, []string{p.addr})
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
 	h, err := locksOf(t, etcd).Lock("give-up").Lock(t.Context())
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -592,10 +593,10 @@ func TestManyGiveUp(t *testing.T) {
 		})
 	}
 	waiting(t, etcd, "give-up", 201)
-	p.set(stalled)
+	p.Set(testserver.Stall)
 	cancel()
 	calls.Wait()
-	p.set(passing)
+	p.Set(testserver.Pass)
 	waiting(t, etcd, "give-up", 1)
 	require.NoError(t, h.Unlock(t.Context()))
 }

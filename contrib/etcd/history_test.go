@@ -18,6 +18,7 @@ import (
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -88,15 +89,15 @@ func TestHistory(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
-	var proxies []*proxy
+	var proxies []*testserver.Proxy
 	var work sync.WaitGroup
 	var losses atomic.Int64
 	for range 4 {
 		var addrs []string
 		for _, m := range members {
-			p := startProxy(t, m.addr)
+			p := testserver.NewProxy(t, m.addr)
 			proxies = append(proxies, p)
-			addrs = append(addrs, p.addr)
+			addrs = append(addrs, p.Addr)
 		}
 		c := locks(t, addrs)
 		etcd := connect(t, addrs...)
@@ -164,7 +165,7 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 // disturb begins a fault, which heal ends.
-func disturb(t *testing.T, members []*member, proxies []*proxy, old bool) (heal func()) {
+func disturb(t *testing.T, members []*member, proxies []*testserver.Proxy, old bool) (heal func()) {
 	m := members[rand.IntN(len(members))]
 	p := proxies[rand.IntN(len(proxies))]
 	switch rand.IntN(5) {
@@ -178,21 +179,24 @@ func disturb(t *testing.T, members []*member, proxies []*proxy, old bool) (heal 
 		m.stop()
 		return m.resume
 	case 2:
-		p.set(closed)
+		p.Down()
 	case 3:
-		p.set(stalled)
+		p.Set(testserver.Stall)
 	case 4: // all connections of one client
 		first := rand.IntN(len(proxies)/3) * 3
 		for _, p := range proxies[first : first+3] {
-			p.set(closed)
+			p.Down()
 		}
 		return func() {
 			for _, p := range proxies[first : first+3] {
-				p.set(passing)
+				p.Set(testserver.Pass)
 			}
 		}
 	}
-	return func() { p.set(closed); p.set(passing) }
+	return func() {
+		p.Set(testserver.Pass)
+		p.Cut()
+	}
 }
 
 // checkData fails the test if a write with an old token was accepted after one with a newer token.

@@ -17,6 +17,7 @@ import (
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 	"github.com/redlatch/redlatch/lock/locktest"
@@ -87,7 +88,7 @@ func lost(t testing.TB, h lock.Hold, within time.Duration, reason lock.Reason) {
 // suiteClient is a client of the conformance suite, behind a proxy of its own.
 type suiteClient struct {
 	*etcdlock.Client
-	proxy *proxy
+	proxy *testserver.Proxy
 	lock  func(c *etcdlock.Client, name string) lock.Locker
 }
 
@@ -98,8 +99,8 @@ func conform(t *testing.T, s locktest.Suite, of func(c *etcdlock.Client, name st
 	addr := shared(t)
 	watcher := connect(t, addr)
 	s.NewClient = func(t testing.TB) locktest.Client {
-		p := startProxy(t, addr)
-		return suiteClient{locks(t, []string{p.addr}), p, of}
+		p := testserver.NewProxy(t, addr)
+		return suiteClient{locks(t, []string{p.Addr}), p, of}
 	}
 	s.Fenced = true
 	s.Fair = true
@@ -111,8 +112,8 @@ func conform(t *testing.T, s locktest.Suite, of func(c *etcdlock.Client, name st
 	s.Expiry = expiry
 	s.CutOff = func(_ testing.TB, c locktest.Client) func() {
 		p := c.(suiteClient).proxy
-		p.set(closed)
-		return func() { p.set(passing) }
+		p.Down()
+		return func() { p.Set(testserver.Pass) }
 	}
 	s.Left = func(t testing.TB, name string) []string { return left(t, watcher, name) }
 	locktest.Run(t, s)
@@ -188,16 +189,16 @@ func TestNew(t *testing.T) {
 	_, err = c.Lock("new").TryLock(t.Context())
 	assert.ErrorIs(t, err, lock.ErrInvalid)
 
-	p := startProxy(t, shared(t))
-	p.set(closed)
+	p := testserver.NewProxy(t, shared(t))
+	p.Down()
 	began := time.Now()
-	_, err = etcdlock.New(t.Context(), connect(t, p.addr))
+	_, err = etcdlock.New(t.Context(), connect(t, p.Addr))
 	assert.ErrorIs(t, err, lock.ErrUnavailable)
 	assert.Less(t, time.Since(began), bound)
-	p.set(stalled)
+	p.Set(testserver.Stall)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err = etcdlock.New(ctx, connect(t, p.addr))
+	_, err = etcdlock.New(ctx, connect(t, p.Addr))
 	assert.ErrorIs(t, err, lock.ErrUnavailable)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 }
