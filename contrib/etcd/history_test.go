@@ -5,16 +5,22 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -29,22 +35,35 @@ type resource struct {
 
 	mu      sync.Mutex
 	holder  lock.Hold
+	by      *user
 	token   int64
 	holds   int
 	refused int
 }
 
-// enter notes a hold. The one before must have ended.
-func (r *resource) enter(h lock.Hold) {
+// user is a client, behind proxies of its own.
+type user struct {
+	*etcdlock.Client
+	etcd    *clientv3.Client
+	proxies []*testserver.Proxy
+	removed atomic.Int64 // the revision before which all its holds were removed by hand
+}
+
+// enter notes a hold. The one before must have ended, unless it was removed by hand.
+func (r *resource) enter(u *user, h lock.Hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.holder != nil && r.holder.Remaining() > 0 {
+	if h.Remaining() <= 0 {
+		return // lost already, and others may have been noted
+	}
+	if r.holder != nil && r.holder.Remaining() > 0 && r.holder.Token() >= r.by.removed.Load() {
 		r.t.Errorf("%s: two hold it, with the tokens %d and %d", r.name, r.holder.Token(), h.Token())
 	}
 	if last := r.holder; last != nil && h.Token() <= last.Token() {
 		r.t.Errorf("%s: the token %d after %d", r.name, h.Token(), last.Token())
 	}
 	r.holder = h
+	r.by = u
 	r.holds++
 }
 
@@ -68,93 +87,283 @@ func (r *resource) write(token int64) {
 	r.token = token
 }
 
-// TestHistory has clients take locks while members of the cluster die, hang and are cut off. Holds never overlap, tokens
-// grow, and no write with an old token, or without the lock, is accepted.
+// history is a run of TestHistory.
+type history struct {
+	t         *testing.T
+	members   []*member
+	old       bool             // of etcd: a leader that was stopped may give a lock to another
+	etcd      *clientv3.Client // without a proxy
+	resources []*resource
+	users     []*user
+	process   *harness.Process
+
+	losses  atomic.Int64
+	refused atomic.Int64 // transactions with IsOwner
+	faults  map[string]int
+}
+
+// TestHistory has clients and another process take locks under faults. Holds never overlap, tokens grow, and no write with
+// an old token, or without the lock, is accepted. It runs for as long as a variable says:
+//
+//	REDLATCH_ROBUSTNESS_FOR=10m go test -race -v -timeout 0 -run TestHistory .
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	d := 8 * time.Second
 	if !testing.Short() {
 		d = 25 * time.Second
 	}
-	members := startCluster(t, 3)
-	old := version(t, members[0]) < "3.5.13"
-	etcd := connect(t, addrsOf(members)...)
-	start, err := etcd.Get(t.Context(), "x")
-	require.NoError(t, err)
+	if long := os.Getenv("REDLATCH_ROBUSTNESS_FOR"); long != "" {
+		var err error
+		d, err = time.ParseDuration(long)
+		require.NoError(t, err)
+	}
 
-	names := []string{"history-1", "history-2", "history-3"}
-	var resources []*resource
-	for _, name := range names {
-		resources = append(resources, &resource{t: t, name: name})
+	members := startCluster(t, 3)
+	h := &history{t: t, members: members, old: version(t, members[0]) < "3.5.13", faults: make(map[string]int)}
+	h.etcd = connect(t, addrsOf(members)...)
+	for _, name := range historyNames {
+		h.resources = append(h.resources, &resource{t: t, name: name})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
-	var proxies []*testserver.Proxy
 	var work sync.WaitGroup
-	var losses atomic.Int64
 	for range 4 {
+		u := &user{}
 		var addrs []string
 		for _, m := range members {
 			p := testserver.NewProxy(t, m.addr)
-			proxies = append(proxies, p)
+			u.proxies = append(u.proxies, p)
 			addrs = append(addrs, p.Addr)
 		}
-		c := locks(t, addrs)
-		etcd := connect(t, addrs...)
+		u.Client = locks(t, addrs)
+		u.etcd = connect(t, addrs...)
+		h.users = append(h.users, u)
 		for range 2 {
 			work.Go(func() {
 				for ctx.Err() == nil {
-					losses.Add(useLock(ctx, c, etcd, resources[rand.IntN(len(resources))]))
+					h.use(ctx, u, pick(h.resources))
 				}
 			})
 		}
 	}
+	h.process = harness.Spawn(t, "writer", addrsOf(members)...)
 
 	for ctx.Err() == nil {
-		heal := disturb(t, members, proxies, old)
-		sleep(ctx, time.Duration(rand.IntN(int(ttl+time.Second))))
+		what, heal := h.disturb()
+		h.faults[what]++
+		sleep(ctx, rand.N(ttl+time.Second))
 		heal()
 		sleep(ctx, time.Second)
 	}
 	work.Wait()
+	h.process.Kill()
 
-	for i, r := range resources {
+	t.Logf("%v: %v", d, h.faults)
+	for _, r := range h.resources {
 		t.Logf("%s: %d holds, %d writes with an old token", r.name, r.holds, r.refused)
 		assert.Positive(t, r.holds)
-		checkData(t, etcd, names[i]+"-data", start.Header.Revision)
-		nothingLeft(t, etcd, r.name)
+		nothingLeft(t, h.etcd, r.name)
+		h.checkData(r.name)
 	}
-	t.Logf("%d holds were lost", losses.Load())
+	t.Logf("%d holds were lost, %d transactions were refused", h.losses.Load(), h.refused.Load())
 }
 
-// useLock takes a lock and writes, also after a loss. It returns 1 if the hold was lost.
-func useLock(ctx context.Context, c *etcdlock.Client, etcd *clientv3.Client, r *resource) int64 {
-	var h lock.Hold
+var historyNames = []string{"history-1", "history-2", "history-3"}
+
+func pick[T any](all []T) T { return all[rand.IntN(len(all))] }
+
+// use takes a lock and writes, also after a loss.
+func (h *history) use(ctx context.Context, u *user, r *resource) {
+	var hold lock.Hold
 	var err error
 	if rand.IntN(4) == 0 {
-		h, err = c.Lock(r.name).TryLock(ctx)
+		hold, err = u.Lock(r.name).TryLock(ctx)
 	} else {
-		h, err = c.Lock(r.name).Lock(ctx, lock.Wait(5*time.Second))
+		hold, err = u.Lock(r.name).Lock(ctx, lock.Wait(5*time.Second))
 	}
 	if err != nil {
-		return 0
+		for _, never := range []error{lock.ErrInvalid, lock.ErrLost, lock.ErrClosed, lock.ErrNotHeld} {
+			assert.NotErrorIs(h.t, err, never)
+		}
+		return
 	}
 
-	r.enter(h)
-	condition := c.IsOwner(h)
-	time.Sleep(time.Duration(rand.IntN(int(20 * time.Millisecond))))
+	r.enter(u, hold)
+	condition := u.IsOwner(hold)
+	time.Sleep(rand.N(20 * time.Millisecond))
 	if rand.IntN(20) == 0 {
-		sleep(ctx, time.Duration(rand.IntN(int(2*ttl))))
+		sleep(ctx, rand.N(2*ttl))
 	}
-	r.write(h.Token())
-	short, cancel := context.WithTimeout(context.Background(), time.Second)
-	_, _ = etcd.Txn(short).If(condition).Then(clientv3.OpPut(r.name+"-data", strconv.FormatInt(h.Token(), 10))).Commit()
-	cancel()
-	r.leave(h)
-	if err := h.Unlock(context.Background()); errors.Is(err, lock.ErrLost) {
-		return 1
+	r.write(hold.Token())
+	if written, err := writeData(u.etcd, condition, r.name, hold.Token()); err == nil && !written {
+		h.refused.Add(1)
 	}
-	return 0
+	r.leave(hold)
+	if err := hold.Unlock(context.Background()); errors.Is(err, lock.ErrLost) {
+		h.losses.Add(1)
+	}
+}
+
+// writeData writes a token, beside those that were written before.
+func writeData(etcd *clientv3.Client, condition clientv3.Cmp, name string, token int64) (written bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	key := fmt.Sprintf("%s-data/%d", name, rand.Uint64())
+	resp, err := etcd.Txn(ctx).If(condition).Then(clientv3.OpPut(key, strconv.FormatInt(token, 10))).Commit()
+	if err != nil {
+		return false, err
+	}
+	return resp.Succeeded, nil
+}
+
+// writer is a process that takes locks and writes. It prints when it begins to hold one for a while.
+func writer(addrs []string) error {
+	etcd, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer etcd.Close()
+	ctx := context.Background()
+	c, err := etcdlock.New(ctx, etcd, etcdlock.WithTTL(ttl))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for {
+		name := pick(historyNames)
+		h, err := c.Lock(name).Lock(ctx, lock.Wait(5*time.Second))
+		if err != nil {
+			continue
+		}
+		condition := c.IsOwner(h)
+		if rand.IntN(4) == 0 {
+			fmt.Println(time.Now().UnixMilli())
+			time.Sleep(4 * freshly)
+		}
+		_, _ = writeData(etcd, condition, name, h.Token())
+		_ = h.Unlock(ctx)
+	}
+}
+
+// freshly is how old a line of the writer is at most that says that it holds a lock.
+const freshly = 50 * time.Millisecond
+
+// stopProcess stops the process while it holds a lock, for longer than it keeps its lease.
+func (h *history) stopProcess() {
+	for fresh := false; !fresh; {
+		at, err := strconv.ParseInt(h.process.Line(3*bound), 10, 64)
+		require.NoError(h.t, err)
+		fresh = time.Since(time.UnixMilli(at)) < freshly
+	}
+	h.process.Signal(syscall.SIGSTOP)
+	time.Sleep(expiry)
+}
+
+// revoke revokes the lease of a hold.
+func (h *history) revoke() {
+	r := pick(h.resources)
+	r.mu.Lock()
+	hold, u := r.holder, r.by
+	r.mu.Unlock()
+	if hold == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(h.t.Context(), 2*bound)
+	defer cancel()
+	keys, err := h.etcd.Get(ctx, "redlatch/"+r.name+"/", clientv3.WithPrefix())
+	require.NoError(h.t, err)
+	for _, kv := range keys.Kvs {
+		if string(kv.Value) != lock.OwnerOf(hold).String() {
+			continue
+		}
+		u.removed.Store(math.MaxInt64)
+		harness.Eventually(h.t, bound, "the lease is revoked", func() bool {
+			_, err := h.etcd.Revoke(ctx, clientv3.LeaseID(kv.Lease))
+			return err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound)
+		})
+		now, err := h.etcd.Get(ctx, "x")
+		require.NoError(h.t, err)
+		u.removed.Store(now.Header.Revision)
+	}
+}
+
+// disturb begins a fault, which heal ends.
+func (h *history) disturb() (what string, heal func()) {
+	m := pick(h.members)
+	lead := h.members[leader(h.t, h.members)]
+	u := pick(h.users)
+	p := pick(u.proxies)
+	pass := func() {
+		for _, p := range u.proxies {
+			p.Set(testserver.Pass)
+		}
+	}
+	cut := func() {
+		pass()
+		p.Cut()
+	}
+	switch rand.IntN(11) {
+	case 0:
+		m.kill()
+		return "member killed", m.start
+	case 1:
+		lead.kill()
+		return "leader killed", lead.start
+	case 2:
+		if h.old && m == lead {
+			break
+		}
+		m.stop()
+		return "member stopped", m.resume
+	case 3:
+		if h.old {
+			break
+		}
+		lead.stop()
+		return "leader stopped", lead.resume
+	case 4:
+		h.stopProcess()
+		return "process stopped", func() { h.process.Signal(syscall.SIGCONT) }
+	case 5:
+		h.revoke()
+		return "lease revoked", func() {}
+	case 6:
+		p.Down()
+		return "member refuses", pass
+	case 7:
+		p.Set(testserver.Stall)
+		return "member silent", pass
+	case 8:
+		p.Set(pick([]testserver.Fault{testserver.Mute, testserver.StallRequests, testserver.StallReplies}))
+		return "member half silent", cut
+	case 9:
+		for _, p := range u.proxies {
+			p.Down()
+		}
+		return "client cut off", pass
+	case 10:
+		now, err := h.etcd.Get(h.t.Context(), "x")
+		require.NoError(h.t, err)
+		_, _ = h.etcd.Compact(h.t.Context(), now.Header.Revision)
+		return "compaction", func() {}
+	}
+	return "none", func() {}
+}
+
+// checkData fails the test if a write with an old token was accepted after one with a newer token.
+func (h *history) checkData(name string) {
+	ctx, cancel := context.WithTimeout(h.t.Context(), bound)
+	defer cancel()
+	data, err := h.etcd.Get(ctx, name+"-data/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	require.NoError(h.t, err)
+	last := 0
+	for _, kv := range data.Kvs {
+		token, err := strconv.Atoi(string(kv.Value))
+		require.NoError(h.t, err)
+		assert.GreaterOrEqual(h.t, token, last, "%s: a stale write", name)
+		last = token
+	}
+	h.t.Logf("%s: %d writes", name, len(data.Kvs))
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -162,68 +371,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-time.After(d):
 	case <-ctx.Done():
 	}
-}
-
-// disturb begins a fault, which heal ends.
-func disturb(t *testing.T, members []*member, proxies []*testserver.Proxy, old bool) (heal func()) {
-	m := members[rand.IntN(len(members))]
-	p := proxies[rand.IntN(len(proxies))]
-	switch rand.IntN(5) {
-	case 0:
-		m.kill()
-		return m.start
-	case 1:
-		if old && m == members[leader(t, members)] {
-			return func() {} // this etcd may give the lock to another
-		}
-		m.stop()
-		return m.resume
-	case 2:
-		p.Down()
-	case 3:
-		p.Set(testserver.Stall)
-	case 4: // all connections of one client
-		first := rand.IntN(len(proxies)/3) * 3
-		for _, p := range proxies[first : first+3] {
-			p.Down()
-		}
-		return func() {
-			for _, p := range proxies[first : first+3] {
-				p.Set(testserver.Pass)
-			}
-		}
-	}
-	return func() {
-		p.Set(testserver.Pass)
-		p.Cut()
-	}
-}
-
-// checkData fails the test if a write with an old token was accepted after one with a newer token.
-func checkData(t *testing.T, etcd *clientv3.Client, key string, from int64) {
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	defer cancel()
-	last, err := etcd.Get(ctx, key)
-	require.NoError(t, err)
-	if len(last.Kvs) == 0 {
-		return
-	}
-	token, writes := 0, 0
-	for resp := range etcd.Watch(ctx, key, clientv3.WithRev(from)) {
-		require.NoError(t, resp.Err())
-		for _, event := range resp.Events {
-			next, err := strconv.Atoi(string(event.Kv.Value))
-			require.NoError(t, err)
-			assert.GreaterOrEqual(t, next, token, "a stale write")
-			token = next
-			writes++
-			if event.Kv.ModRevision == last.Kvs[0].ModRevision {
-				t.Logf("%s: %d writes", key, writes)
-				return
-			}
-		}
-	}
-	t.Errorf("%s: the watch has ended", key)
 }
 
 // Many callers of several clients exclude each other, in the order in which they came.

@@ -24,7 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m, map[string]func([]string) error{"holder": holder})
+	harness.Main(m, map[string]func([]string) error{"holder": holder, "writer": writer})
 }
 
 // slack is for pauses of the process.

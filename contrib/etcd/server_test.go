@@ -159,6 +159,7 @@ func connect(t testing.TB, addrs ...string) *clientv3.Client {
 func leader(t testing.TB, members []*member) (index int) {
 	t.Helper()
 	c := connect(t, addrsOf(members)...)
+	defer c.Close()
 	harness.Eventually(t, bound, "there is a leader", func() bool {
 		for i, m := range members {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
