@@ -122,7 +122,7 @@ func (c *claim) removeLocked() {
 	c.s.goLocked(func() {
 		pause := 4 * time.Millisecond
 		for range lateAttempts {
-			deleted, err := c.delete(c.home.ctx)
+			deleted, _, err := c.delete(c.home.ctx)
 			if err != nil || deleted || !c.unknown {
 				break
 			}
@@ -137,19 +137,19 @@ func (c *claim) removeLocked() {
 	})
 }
 
-// delete deletes the key, and reports whether it existed. etcd executes such a request even while it has no space.
-func (c *claim) delete(ctx context.Context) (existed bool, err error) {
-	unknown, err := c.s.call(ctx, false, func(ctx context.Context) error {
-		resp, err := c.s.c.Delete(ctx, c.key)
-		if err == nil {
-			existed = resp.Deleted > 0
-		}
-		return err
+// delete deletes the key, and reports whether it existed, and whether another attempt may have deleted it. etcd executes such
+// a request even while it has no space.
+func (c *claim) delete(ctx context.Context) (existed, unknown bool, err error) {
+	resp, unknown, err := call(ctx, c.s, false, func(ctx context.Context) (*clientv3.DeleteResponse, error) {
+		return c.s.c.Delete(ctx, c.key)
 	})
 	if unknown || err != nil {
 		c.unknown = true
 	}
-	return existed, err
+	if err != nil {
+		return false, unknown, err
+	}
+	return resp.Deleted > 0, unknown, nil
 }
 
 // leaveSlot has another claim use the slot, unless a request may yet arrive that makes or deletes the key.
@@ -240,10 +240,8 @@ func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...cl
 	}
 	own := clientv3.OpGet(c.key, clientv3.WithKeysOnly())
 
-	var resp *clientv3.TxnResponse
-	unknown, err := c.s.call(ctx, c.r.FailFast, func(ctx context.Context) (err error) {
-		resp, err = c.s.c.Txn(ctx).If(conditions...).Then(then...).Else(own).Commit()
-		return err
+	resp, unknown, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return c.s.c.Txn(ctx).If(conditions...).Then(then...).Else(own).Commit()
 	})
 	if unknown {
 		c.sent = true
@@ -292,11 +290,9 @@ func (c *claim) try(ctx context.Context) error {
 // since.
 func (c *claim) tryPermit(ctx context.Context) error {
 	for {
-		var others *clientv3.GetResponse
-		_, err := c.s.call(ctx, c.r.FailFast, func(ctx context.Context) (err error) {
-			others, err = c.s.c.Get(ctx, c.rivals.from, clientv3.WithRange(c.rivals.to), clientv3.WithKeysOnly(),
+		others, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return c.s.c.Get(ctx, c.rivals.from, clientv3.WithRange(c.rivals.to), clientv3.WithKeysOnly(),
 				clientv3.WithLimit(int64(c.permits)))
-			return err
 		})
 		if err != nil {
 			return as(lock.ErrUnavailable, err)
@@ -360,10 +356,8 @@ func (c *claim) wait(ctx context.Context) error {
 // look returns the queue as it is now. The error is errAgain if the key does not exist any more.
 func (c *claim) look(ctx context.Context) (queue, error) {
 	own := clientv3.OpGet(c.key, clientv3.WithKeysOnly())
-	var resp *clientv3.TxnResponse
-	_, err := c.s.call(ctx, c.r.FailFast, func(ctx context.Context) (err error) {
-		resp, err = c.s.c.Txn(ctx).Then(own, c.question(clientv3.WithMaxCreateRev(c.rev-1))).Commit()
-		return err
+	resp, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return c.s.c.Txn(ctx).Then(own, c.question(clientv3.WithMaxCreateRev(c.rev-1))).Commit()
 	})
 	if err != nil && ctx.Err() != nil {
 		return queue{}, c.s.waited(c.home)
@@ -491,10 +485,7 @@ func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 	}
 
 	if !enough {
-		err := c.s.keepAlive(l, func(request func(context.Context) error) error {
-			_, err := c.s.call(ctx, false, request)
-			return err
-		})
+		r, _, err := call(ctx, c.s, false, c.s.keepAlive(l))
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			c.s.gone(l, err)
 			return lock.ErrLost
@@ -502,6 +493,7 @@ func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 		if err != nil {
 			return err
 		}
+		c.s.prolong(l, r)
 	}
 	if exists, err := c.exists(ctx, false); err != nil || !exists {
 		return cmp.Or(err, lock.ErrLost)
@@ -511,10 +503,8 @@ func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 
 // exists asks whether the key exists.
 func (c *claim) exists(ctx context.Context, failFast bool) (bool, error) {
-	var own *clientv3.GetResponse
-	_, err := c.s.call(ctx, failFast, func(ctx context.Context) (err error) {
-		own, err = c.s.c.Get(ctx, c.key, clientv3.WithCountOnly())
-		return err
+	own, _, err := call(ctx, c.s, failFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return c.s.c.Get(ctx, c.key, clientv3.WithCountOnly())
 	})
 	if err != nil {
 		return false, as(lock.ErrUnavailable, err)
@@ -580,13 +570,11 @@ func (c *claim) attach(ctx context.Context, failFast bool, d time.Duration) erro
 // arrives late has no effect.
 func (c *claim) move(ctx context.Context, failFast bool, l *lease) (unknown bool, err error) {
 	for {
-		var resp *clientv3.TxnResponse
-		doubt, err := c.s.call(ctx, failFast, func(ctx context.Context) (err error) {
-			resp, err = c.s.c.Txn(ctx).If(
+		resp, doubt, err := call(ctx, c.s, failFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return c.s.c.Txn(ctx).If(
 				clientv3.Compare(clientv3.CreateRevision(c.key), "=", c.rev),
 				clientv3.Compare(clientv3.ModRevision(c.key), "=", c.mod),
 			).Then(c.with(l)).Else(clientv3.OpGet(c.key)).Commit()
-			return err
 		})
 		unknown = unknown || doubt
 		if err != nil {
@@ -636,7 +624,7 @@ func (c *claim) Release(ctx context.Context) error {
 		return lock.ErrLost
 	}
 
-	existed, err := c.delete(ctx)
+	existed, _, err := c.delete(ctx)
 	c.s.mu.Lock()
 	c.dropLocked()
 	if err != nil {

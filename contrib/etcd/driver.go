@@ -94,7 +94,7 @@ func (s *store) Close() {
 	var last sync.WaitGroup
 	s.mu.Lock()
 	for l := range s.leases {
-		last.Go(func() { _ = s.revoke(ctx, true, l) })
+		last.Go(func() { _, _ = ask(ctx, s, true, closeTimeout, 2, s.revoke(l)) }) // there is no time for another attempt
 	}
 	s.mu.Unlock()
 	last.Wait()

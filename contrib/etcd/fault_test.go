@@ -8,15 +8,18 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -467,6 +470,78 @@ func TestMemberHangs(t *testing.T) {
 			nothingLeft(t, etcd, name)
 		})
 	}
+}
+
+// turns has the requests of a client of etcd come when it is the turn of the member that hangs: a request that is not of
+// the lock comes first, until the other member has answered one. Requests at once share one such turn.
+type turns struct {
+	on      atomic.Bool
+	current atomic.Int32
+}
+
+func (o *turns) take(ctx context.Context, method string, conn *grpc.ClientConn) {
+	const foreign = "/etcdserverpb.KV/Range"
+	if !o.on.Load() || method == foreign || method == "/etcdserverpb.Watch/Watch" {
+		return
+	}
+	context.AfterFunc(ctx, func() { o.current.Add(-1) })
+	if o.current.Add(1) > 1 {
+		return
+	}
+	for answered := false; !answered && ctx.Err() == nil; {
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		answered = conn.Invoke(short, foreign, &pb.RangeRequest{Key: []byte("x")}, new(pb.RangeResponse)) == nil
+		cancel()
+	}
+}
+
+func (o *turns) unary(
+	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	o.take(ctx, method, conn)
+	return invoke(ctx, method, req, reply, conn, opts...)
+}
+
+func (o *turns) stream(
+	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	o.take(ctx, method, conn)
+	return begin(ctx, desc, conn, method, opts...)
+}
+
+// A member that hangs costs each request one timeout at most, whatever requests of others come between the attempts.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	hangs, other := testserver.NewProxy(t, shared(t)), testserver.NewProxy(t, shared(t))
+	var o turns
+	etcd, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{hangs.Addr, other.Addr}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(o.unary), grpc.WithChainStreamInterceptor(o.stream)},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = etcd.Close() })
+	c := locksOf(t, etcd, etcdlock.WithTTL(10*time.Second))
+	h, err := c.Lock("turns-1").Lock(t.Context())
+	require.NoError(t, err)
+	for range 10 { // both are connected
+		_, err = etcd.Get(t.Context(), "x")
+		require.NoError(t, err)
+	}
+
+	hangs.Set(testserver.Stall)
+	o.on.Store(true)
+	const once = 2*time.Second + 2*slack // the timeout of an attempt, and the next one
+	began := time.Now()
+	next, err := c.Lock("turns-2").Lock(t.Context(), lock.Wait(bound))
+	require.NoError(t, err)
+	assert.Less(t, time.Since(began), once)
+	began = time.Now()
+	require.NoError(t, next.Unlock(t.Context()))
+	assert.Less(t, time.Since(began), once)
+	before := h.Remaining()
+	harness.Eventually(t, bound, "the lease is renewed", func() bool { return h.Remaining() > before })
+	c.Close()
+	assert.Empty(t, left(t, connect(t, shared(t)), "turns-1"))
 }
 
 // A leader that is stopped for longer than the TTL costs no hold: another takes over, and the old one revokes nothing when

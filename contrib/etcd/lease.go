@@ -40,24 +40,22 @@ const early = 10 * time.Millisecond
 // grant requests a lease of at least ttl, which etcd rounds up to whole seconds and to its own least TTL. Nothing is
 // attached to a lease whose reply was lost, so it does no harm until it expires.
 func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*lease, error) {
-	var sent time.Time
-	var granted *clientv3.LeaseGrantResponse
-	_, err := s.call(ctx, failFast, func(ctx context.Context) (err error) {
-		sent = time.Now()
-		granted, err = s.c.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
-		return err
+	l, _, err := call(ctx, s, failFast, func(ctx context.Context) (*lease, error) {
+		sent := time.Now()
+		granted, err := s.c.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
+		if err != nil {
+			return nil, err
+		}
+		length := time.Duration(granted.TTL) * time.Second
+		return &lease{id: granted.ID, ttl: length, until: sent.Add(length), renewal: sent.Add(length / 3)}, nil
 	})
 	if err != nil {
 		return nil, as(lock.ErrUnavailable, err)
 	}
-
-	l := &lease{
-		id: granted.ID, ttl: time.Duration(granted.TTL) * time.Second, claims: make(map[*claim]struct{}), slots: make(slots),
-		retired: make(map[string]struct{}),
-	}
 	l.ctx, l.end = context.WithCancel(s.ctx)
-	l.until = sent.Add(l.ttl)
-	l.renewal = sent.Add(l.ttl / 3)
+	l.claims = make(map[*claim]struct{})
+	l.slots = make(slots)
+	l.retired = make(map[string]struct{})
 	return l, nil
 }
 
@@ -188,9 +186,16 @@ func (s *store) useLocked(l *lease) {
 
 // renew renews a lease, and checks what etcd has with it.
 func (s *store) renew(l *lease) {
-	err := s.keepAlive(l, func(request func(context.Context) error) error {
-		return s.attempt(l.ctx, true, s.timeout, request)
-	})
+	s.mu.Lock()
+	members := 1
+	if l.err != nil {
+		members = 2 // as call does
+	}
+	s.mu.Unlock()
+	r, err := ask(l.ctx, s, true, s.timeout, members, s.keepAlive(l))
+	if err == nil {
+		s.prolong(l, r)
+	}
 
 	s.mu.Lock()
 	l.renewing = false
@@ -202,39 +207,43 @@ func (s *store) renew(l *lease) {
 	}
 	s.mu.Unlock()
 
-	if err == nil {
-		s.audit(l)
-	} else {
+	if err != nil {
 		s.reconnect()
 	}
 	s.rouse()
+	if err == nil {
+		s.audit(l)
+	}
 }
 
-// keepAlive renews a lease by a request that send makes.
-func (s *store) keepAlive(l *lease, send func(request func(context.Context) error) error) error {
-	var sent time.Time
-	var ttl time.Duration
-	err := send(func(ctx context.Context) error {
-		sent = time.Now()
+// renewed is a renewal that etcd has confirmed.
+type renewed struct {
+	sent time.Time
+	ttl  time.Duration
+}
+
+// keepAlive returns the request that renews a lease.
+func (s *store) keepAlive(l *lease) func(ctx context.Context) (renewed, error) {
+	return func(ctx context.Context) (renewed, error) {
+		sent := time.Now()
 		// KeepAliveOnce repeats at once what a member without a leader has refused. Without the metadata such a
 		// member waits for a leader instead.
 		kept, err := s.c.KeepAliveOnce(metadata.NewOutgoingContext(ctx, nil), l.id)
-		if err == nil {
-			ttl = time.Duration(kept.TTL) * time.Second
+		if err != nil {
+			return renewed{}, err
 		}
-		return err
-	})
-	if err != nil {
-		return err
+		return renewed{sent, time.Duration(kept.TTL) * time.Second}, nil
 	}
+}
 
+// prolong notes a renewal.
+func (s *store) prolong(l *lease, r renewed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if until := sent.Add(ttl); until.After(l.until) {
+	if until := r.sent.Add(r.ttl); until.After(l.until) {
 		l.until = until
 	}
-	l.renewal = sent.Add(ttl / 3)
-	return nil
+	l.renewal = r.sent.Add(r.ttl / 3)
 }
 
 // audit compares the keys that etcd has with a lease with the claims that have it. A claim whose key is gone is lost. A
@@ -253,21 +262,16 @@ func (s *store) audit(l *lease) {
 		return
 	}
 
-	there := make(map[string]struct{})
-	err := s.attempt(l.ctx, true, s.timeout, func(ctx context.Context) error {
-		attached, err := s.c.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
-		if err != nil {
-			return err
-		}
-		for _, key := range attached.Keys {
-			there[string(key)] = struct{}{}
-		}
-		return nil
+	attached, _, err := call(l.ctx, s, true, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return s.c.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
 	})
 	if err != nil {
 		return // the next one may get an answer
 	}
-
+	there := make(map[string]struct{}, len(attached.Keys))
+	for _, key := range attached.Keys {
+		there[string(key)] = struct{}{}
+	}
 	for _, c := range held {
 		if _, ok := there[c.key]; !ok {
 			c.confirm()
@@ -278,10 +282,7 @@ func (s *store) audit(l *lease) {
 		_, retired := l.retired[key]
 		s.mu.Unlock()
 		if retired {
-			_, _ = s.call(l.ctx, true, func(ctx context.Context) error {
-				_, err := s.c.Delete(ctx, key)
-				return err
-			})
+			_, _, _ = call(l.ctx, s, true, func(ctx context.Context) (*clientv3.DeleteResponse, error) { return s.c.Delete(ctx, key) })
 		}
 	}
 }
@@ -326,7 +327,7 @@ func (s *store) revokeLocked(l *lease) {
 	s.goLocked(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, l.ttl+s.timeout)
 		defer cancel()
-		err := s.revoke(ctx, false, l)
+		_, _, err := call(ctx, s, false, s.revoke(l))
 		if s.ctx.Err() == nil || err == nil {
 			s.mu.Lock()
 			delete(s.leases, l)
@@ -335,13 +336,7 @@ func (s *store) revokeLocked(l *lease) {
 	})
 }
 
-func (s *store) revoke(ctx context.Context, failFast bool, l *lease) error {
-	_, err := s.call(ctx, failFast, func(ctx context.Context) error {
-		_, err := s.c.Revoke(ctx, l.id)
-		return err
-	})
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return nil
-	}
-	return err
+// revoke returns the request that revokes a lease.
+func (s *store) revoke(l *lease) func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
+	return func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) { return s.c.Revoke(ctx, l.id) }
 }

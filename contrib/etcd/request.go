@@ -18,7 +18,7 @@ import (
 
 const (
 	// minTimeout, firstTimeout and maxTimeout bound the time that an attempt has for an answer. It begins with a fifth of
-	// the TTL, so that there is time for others, and is doubled after as many attempts without an answer as there are endpoints.
+	// the TTL, so that there is time for others, and is doubled once each member may have been asked.
 	minTimeout   = 400 * time.Millisecond
 	firstTimeout = 2 * time.Second
 	maxTimeout   = 8 * time.Second
@@ -37,39 +37,40 @@ var (
 // requireLeader has a member refuse a request, and end a watch, while it has no leader.
 var requireLeader = metadata.Pairs(rpctypes.MetadataRequireLeaderKey, rpctypes.MetadataHasLeader)
 
-// call makes a request that can be repeated until etcd answers or ctx ends. A member that hangs usually costs one timeout:
-// the balancer of the client of etcd gives the next attempt to another one, unless other requests come in between. With
-// failFast, call gives up when it has made as many attempts as there are endpoints, or while no endpoint can be reached.
+// call makes a request that can be repeated until etcd answers or ctx ends. After an attempt without an answer the next ones
+// ask two members at once: a single one could be the one that hangs again and again, because the balancer of the client of
+// etcd lets requests take turns. With failFast, call gives up when it has asked as many members as there are endpoints, or
+// while no endpoint can be reached.
 //
-// It reports whether an attempt without an answer may have had an effect. The error is one of attempt.
-func (s *store) call(ctx context.Context, failFast bool, request func(ctx context.Context) error) (unknown bool, err error) {
+// It reports whether an attempt without an answer may have had an effect. The error is one of ask.
+func call[T any](ctx context.Context, s *store, failFast bool, request func(ctx context.Context) (T, error)) (answer T, unknown bool, err error) {
 	timeout := s.timeout
 	pause := minPause
-	unanswered := 0
-	endpoints := max(1, len(s.c.Endpoints()))
-	for left := endpoints - 1; ; left-- {
-		err = s.attempt(ctx, failFast, timeout, request)
+	members := 1
+	for asked := members; ; asked += members {
+		answer, err = ask(ctx, s, failFast, timeout, members, request)
 		if err == nil || !again(err) {
-			return unknown, err
+			return answer, unknown, err
 		}
+		all := asked >= len(s.c.Endpoints())
 		if errors.Is(err, lock.ErrIndeterminate) {
 			unknown = true
-			unanswered++
-			if !failFast && unanswered%endpoints == 0 { // each member may have had its chance
+			members = 2
+			if all {
 				timeout = min(2*timeout, maxTimeout)
 			}
 		}
 		if unknown && errors.Is(err, lock.ErrUnavailable) {
 			err = as(lock.ErrIndeterminate, err)
 		}
-		if ctx.Err() != nil || failFast && (left <= 0 || errors.Is(err, errNoConnection)) {
-			return unknown, err
+		if ctx.Err() != nil || failFast && (all || errors.Is(err, errNoConnection)) {
+			return answer, unknown, err
 		}
 
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return unknown, err
+			return answer, unknown, err
 		}
 		pause = min(2*pause, maxPause)
 	}
@@ -80,21 +81,55 @@ func again(err error) bool {
 	return errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
 }
 
-// attempt makes a request once. The error matches lock.ErrUnavailable if it has had no effect and another attempt may
-// succeed, lock.ErrIndeterminate if it may have had an effect, and lock.ErrClosed if the client of etcd is closed. Other
-// errors are refusals.
-func (s *store) attempt(ctx context.Context, failFast bool, timeout time.Duration, request func(ctx context.Context) error) error {
+// ask makes a request of several members at once, if there are as many endpoints, and returns the first answer. The error
+// matches lock.ErrUnavailable if the request has had no effect and another attempt may succeed, lock.ErrIndeterminate if it may
+// have had an effect, and lock.ErrClosed if the client of etcd is closed. Other errors are refusals.
+func ask[T any](
+	ctx context.Context, s *store, failFast bool, timeout time.Duration, members int, request func(ctx context.Context) (T, error),
+) (answer T, err error) {
 	if err := s.connected(ctx, failFast); err != nil {
-		return err
+		return answer, err
 	}
 	if ctx.Err() != nil {
-		return errors.Join(lock.ErrUnavailable, errNoAnswer)
+		return answer, errors.Join(lock.ErrUnavailable, errNoAnswer)
 	}
 
 	// What the caller's context tells the servers that the caller calls is nothing for etcd.
 	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, requireLeader), timeout)
 	defer cancel()
-	return classify(request(ctx))
+	members = min(members, len(s.c.Endpoints()))
+	if members <= 1 {
+		answer, err = request(ctx)
+		return answer, classify(err)
+	}
+
+	type reply struct {
+		answer T
+		err    error
+	}
+	replies := make(chan reply, members)
+	for range members {
+		go func() {
+			answer, err := request(ctx)
+			replies <- reply{answer, classify(err)}
+		}()
+	}
+	answered := false
+	for range members {
+		r := <-replies
+		if answered {
+			continue
+		}
+		answered = r.err == nil || !again(r.err)
+		if answered {
+			cancel() // which ends the others
+		}
+		if answered || err == nil || errors.Is(r.err, lock.ErrIndeterminate) {
+			answer = r.answer
+			err = r.err
+		}
+	}
+	return answer, err
 }
 
 // connected waits for a connection, so that a request that was never sent is not taken for one without an answer. With
@@ -160,7 +195,7 @@ var unknownOutcome = []codes.Code{
 	codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown,
 }
 
-// classify returns an error of attempt for an error of the client of etcd.
+// classify returns an error of ask for an error of the client of etcd.
 func classify(err error) error {
 	if err == nil {
 		return nil
@@ -186,7 +221,7 @@ func classify(err error) error {
 	return err
 }
 
-// as returns an error of attempt as one of another kind. A refusal remains one.
+// as returns an error of ask as one of another kind. A refusal remains one.
 func as(kind, err error) error {
 	if !again(err) {
 		return err
@@ -194,7 +229,7 @@ func as(kind, err error) error {
 	return errors.Join(kind, cause(err))
 }
 
-// cause returns what etcd, or its client, has said of an error of attempt.
+// cause returns what etcd, or its client, has said of an error of ask.
 func cause(err error) error {
 	if both, ok := err.(interface{ Unwrap() []error }); ok {
 		return both.Unwrap()[1]
