@@ -72,7 +72,6 @@ func (s *store) newClaim(r driver.Request, l *lease) *claim {
 	defer s.mu.Unlock()
 	c.slot = l.slots.take(folder + kind)
 	c.key = c.slot.key(l.id)
-	s.claims[c.key] = c
 	s.owners[r.Owner] = c
 	l.claims[c] = struct{}{}
 	return c
@@ -84,7 +83,6 @@ func (c *claim) dropLocked() {
 		return
 	}
 	c.over = true
-	delete(c.s.claims, c.key)
 	if c.s.owners[c.r.Owner] == c {
 		delete(c.s.owners, c.r.Owner)
 	}
@@ -218,7 +216,7 @@ func (c *claim) acquire(ctx context.Context) error {
 
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	if c.over {
+	if c.over || c.home.ctx.Err() != nil {
 		return errAgain
 	}
 	c.held = true
@@ -471,6 +469,16 @@ func (c *claim) Until() time.Time {
 
 // Extend implements driver.Claim.
 func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
+	err := c.extend(ctx, lease)
+	if errors.Is(err, lock.ErrLost) {
+		c.s.mu.Lock()
+		c.goneLocked()
+		c.s.mu.Unlock()
+	}
+	return err
+}
+
+func (c *claim) extend(ctx context.Context, lease time.Duration) error {
 	enough := time.Until(c.Until()) >= lease
 	c.s.mu.Lock()
 	over := c.over
@@ -607,6 +615,11 @@ func (c *claim) confirm() {
 	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
+	c.goneLocked()
+}
+
+// goneLocked ends a claim whose key does not exist any more.
+func (c *claim) goneLocked() {
 	if c.held && !c.over {
 		c.r.Lost(lock.ReasonGone, errRemoved)
 	}
@@ -624,7 +637,7 @@ func (c *claim) Release(ctx context.Context) error {
 		return lock.ErrLost
 	}
 
-	existed, _, err := c.delete(ctx)
+	existed, doubt, err := c.delete(ctx)
 	c.s.mu.Lock()
 	c.dropLocked()
 	if err != nil {
@@ -634,7 +647,6 @@ func (c *claim) Release(ctx context.Context) error {
 	if err != nil {
 		return as(lock.ErrIndeterminate, err)
 	}
-	doubt := c.unknown
 	c.leaveSlot()
 	if existed {
 		return nil

@@ -37,7 +37,6 @@ type store struct {
 	failed  error         // of the last request for a session
 	changed chan struct{} // closed when session or failed changes
 	leases  map[*lease]struct{}
-	claims  map[string]*claim // by key, those that wait included
 	owners  map[lock.Owner]*claim
 }
 
@@ -46,8 +45,7 @@ var _ driver.Driver = (*store)(nil)
 func newStore(c *clientv3.Client, cfg config) *store {
 	s := &store{
 		c: c, prefix: cfg.prefix, ttl: cfg.ttl, timeout: min(max(cfg.ttl/5, minTimeout), firstTimeout), wake: make(chan struct{}, 1),
-		pause: minPause, changed: make(chan struct{}), leases: make(map[*lease]struct{}), claims: make(map[string]*claim),
-		owners: make(map[lock.Owner]*claim),
+		pause: minPause, changed: make(chan struct{}), leases: make(map[*lease]struct{}), owners: make(map[lock.Owner]*claim),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s

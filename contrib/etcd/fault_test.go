@@ -70,6 +70,27 @@ func TestLostReply(t *testing.T) {
 	nothingLeft(t, etcd, "lost-reply")
 }
 
+// The reply that an acquisition has lost does not make the loss of the lock later uncertain.
+func TestLostReplyIsForgotten(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	p := testserver.NewProxy(t, shared(t))
+	c := locks(t, []string{p.Addr})
+	p.Set(testserver.Mute)
+	call := harness.StartLock(t, t.Context(), c.Lock("forgotten"))
+	waiting(t, etcd, "forgotten", 1)
+	p.Set(testserver.Pass)
+	p.Cut()
+	h := call.Got()
+	for _, key := range left(t, etcd, "forgotten") {
+		_, err := etcd.Delete(t.Context(), key)
+		require.NoError(t, err)
+	}
+	err := h.Unlock(t.Context())
+	assert.ErrorIs(t, err, lock.ErrLost)
+	assert.NotErrorIs(t, err, lock.ErrIndeterminate)
+}
+
 // A release whose reply is lost is indeterminate, and is made.
 func TestLostRelease(t *testing.T) {
 	t.Parallel()
@@ -188,6 +209,24 @@ func TestRemoved(t *testing.T) {
 			nothingLeft(t, etcd, name)
 		})
 	}
+}
+
+// Extend of a hold whose key was removed ends it, and nothing of it stays.
+func TestExtendRemoved(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	c := locksOf(t, etcd)
+	h, err := c.Lock("extend-removed").Lock(t.Context(), lock.Lease(time.Minute))
+	require.NoError(t, err)
+	id := leaseOf(t, etcd, "extend-removed")
+	_, err = etcd.Delete(t.Context(), left(t, etcd, "extend-removed")[0])
+	require.NoError(t, err)
+	assert.ErrorIs(t, h.Extend(t.Context(), 2*time.Minute), lock.ErrLost)
+	lost(t, h, bound, lock.ReasonGone)
+	harness.Eventually(t, bound, "its lease is gone", func() bool {
+		l, err := etcd.TimeToLive(t.Context(), id)
+		return err == nil && l.TTL < 0
+	})
 }
 
 // What is certain of a hold counts from when the request was sent, however late the reply comes.

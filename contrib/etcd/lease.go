@@ -63,6 +63,9 @@ func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*l
 // has failed.
 func (s *store) current(ctx context.Context, failFast bool) (*lease, error) {
 	for {
+		if s.ctx.Err() != nil {
+			return nil, lock.ErrClosed
+		}
 		s.mu.Lock()
 		l := s.session
 		failed := s.failed
