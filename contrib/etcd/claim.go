@@ -552,6 +552,12 @@ func (c *claim) attach(ctx context.Context, failFast bool, d time.Duration) erro
 	c.s.mu.Unlock()
 
 	unknown, err := c.move(ctx, failFast, l)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // it was over before the key had it
+		err = errors.Join(lock.ErrUnavailable, err)
+		if unknown {
+			err = as(lock.ErrIndeterminate, err)
+		}
+	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	if c.over {

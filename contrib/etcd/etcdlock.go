@@ -50,7 +50,8 @@
 //	                                                         concurrency of etcd has one with a value to observe
 //
 // A hold with a lock.Lease, and one that was extended by more than the TTL, has a lease of its own. etcd measures leases in whole
-// seconds and grants at least two, by default: if the process dies the key stays for as long. The hold itself ends in time.
+// seconds and grants at least two, by default: if the process dies the key stays for as long. The hold itself ends in time. A hold
+// with a lock.Lease is not renewed: that its key was deleted by hand shows in Extend and Unlock.
 //
 // # The mutex of etcd
 //
@@ -134,7 +135,8 @@ func WithTTL(d time.Duration) Option {
 	}
 }
 
-// WithPrefix sets what all keys begin with. Clients with different prefixes have different locks. The default is "redlatch/".
+// WithPrefix sets what all keys begin with. Clients with different prefixes have different locks, if neither prefix begins with
+// the other: the locks below "redlatch/a/" would exclude the lock "a" below "redlatch/". The default is "redlatch/".
 func WithPrefix(prefix string) Option {
 	return func(c *config) error { c.prefix = prefix; return nil }
 }
@@ -198,9 +200,10 @@ func New(ctx context.Context, c *clientv3.Client, opts ...Option) (*Client, erro
 //
 //	resp, err := etcd.Txn(ctx).If(locks.IsOwner(h)).Then(clientv3.OpPut("orders/7", "shipped")).Commit()
 func (c *Client) IsOwner(h lock.Hold) clientv3.Cmp {
+	held := h != nil && h.Remaining() > 0 // lock.AtLeast keeps the key longer
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	if cl := c.s.owners[lock.OwnerOf(h)]; cl != nil && cl.held {
+	if cl := c.s.owners[lock.OwnerOf(h)]; held && cl != nil && cl.held {
 		return clientv3.Compare(clientv3.CreateRevision(cl.key), "=", cl.rev)
 	}
 	return clientv3.Compare(clientv3.CreateRevision("\x00"), "=", -1) // never

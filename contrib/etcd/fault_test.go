@@ -229,6 +229,57 @@ func TestExtendRemoved(t *testing.T) {
 	})
 }
 
+// An extended hold notices as soon as any that its key was removed.
+func TestExtendedRemoved(t *testing.T) {
+	t.Parallel()
+	etcd := connect(t, shared(t))
+	c := locksOf(t, etcd)
+	h, err := c.Lock("extended-removed").Lock(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, h.Extend(t.Context(), time.Hour))
+	_, err = etcd.Delete(t.Context(), left(t, etcd, "extended-removed")[0])
+	require.NoError(t, err)
+	lost(t, h, ttl/3+2*slack, lock.ReasonGone)
+}
+
+// A lease that is over before the key has it is no refusal.
+func TestLeaseOver(t *testing.T) {
+	t.Parallel()
+	var late atomic.Bool
+	etcd, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{shared(t)}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(
+			ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
+			err := invoke(ctx, method, req, reply, conn, opts...)
+			if late.Load() && method == "/etcdserverpb.Lease/LeaseGrant" {
+				id := clientv3.LeaseID(reply.(*pb.LeaseGrantResponse).ID)
+				_, _ = connect(t, shared(t)).Revoke(ctx, id) // as etcd does
+			}
+			return err
+		})},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = etcd.Close() })
+	c := locksOf(t, etcd)
+	h, err := c.Lock("lease-over").Lock(t.Context())
+	require.NoError(t, err)
+	late.Store(true)
+	assert.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrUnavailable)
+	_, err = c.Lock("lease-over-2").Lock(t.Context(), lock.Lease(time.Second))
+	assert.ErrorIs(t, err, lock.ErrUnavailable)
+	nothingLeft(t, etcd, "lease-over-2")
+	assert.NoError(t, h.Unlock(t.Context()))
+}
+
+// A wait whose context ends with the lease of its client has not acquired the lock, and etcd has refused nothing.
+func TestWaitEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	c := locks(t, []string{shared(t)})
+	assert.Equal(t, lock.ErrNotAcquired, etcdlock.Waited(c, rpctypes.ErrLeaseNotFound))
+	assert.ErrorIs(t, etcdlock.Waited(c, lock.ErrUnavailable), lock.ErrUnavailable)
+}
+
 // What is certain of a hold counts from when the request was sent, however late the reply comes.
 func TestLateReply(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,7 @@ func (s *store) grant(ctx context.Context, failFast bool, ttl time.Duration) (*l
 			return nil, err
 		}
 		length := time.Duration(granted.TTL) * time.Second
-		return &lease{id: granted.ID, ttl: length, until: sent.Add(length), renewal: sent.Add(length / 3)}, nil
+		return &lease{id: granted.ID, ttl: length, until: sent.Add(length), renewal: s.renewal(sent, length)}, nil
 	})
 	if err != nil {
 		return nil, as(lock.ErrUnavailable, err)
@@ -246,7 +246,13 @@ func (s *store) prolong(l *lease, r renewed) {
 	if until := r.sent.Add(r.ttl); until.After(l.until) {
 		l.until = until
 	}
-	l.renewal = r.sent.Add(r.ttl / 3)
+	l.renewal = s.renewal(r.sent, r.ttl)
+}
+
+// renewal returns when to renew a lease. A longer one than that of the session is renewed as often, because its keys are
+// audited then.
+func (s *store) renewal(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(min(ttl, s.ttl) / 3)
 }
 
 // audit compares the keys that etcd has with a lease with the claims that have it. A claim whose key is gone is lost. A

@@ -196,6 +196,10 @@ func TestNew(t *testing.T) {
 	assert.ErrorIs(t, err, lock.ErrUnavailable)
 	assert.Less(t, time.Since(began), bound)
 	p.Set(testserver.Stall)
+	began = time.Now()
+	_, err = etcdlock.New(t.Context(), connect(t, p.Addr))
+	assert.ErrorIs(t, err, lock.ErrUnavailable)
+	assert.Less(t, time.Since(began), 2*time.Second+slack, "the timeout of a request")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = etcdlock.New(ctx, connect(t, p.Addr))
@@ -364,6 +368,12 @@ func TestIsOwner(t *testing.T) {
 	assert.False(t, write(early))
 	assert.False(t, write(c.IsOwner(h)))
 	assert.False(t, write(c.IsOwner(nil)))
+
+	h, err = c.Lock("is-owner").Lock(t.Context(), lock.AtLeast(time.Minute))
+	require.NoError(t, err)
+	assert.True(t, write(c.IsOwner(h)))
+	require.NoError(t, h.Unlock(t.Context()))
+	assert.False(t, write(c.IsOwner(h)), "it is kept, and nobody holds it")
 }
 
 // A hold that needs a longer lease, or one that ends, gets a lease of its own. It goes with the hold.

@@ -87,7 +87,7 @@ func again(err error) bool {
 func ask[T any](
 	ctx context.Context, s *store, failFast bool, timeout time.Duration, members int, request func(ctx context.Context) (T, error),
 ) (answer T, err error) {
-	if err := s.connected(ctx, failFast); err != nil {
+	if err := s.connected(ctx, failFast, timeout); err != nil {
 		return answer, err
 	}
 	if ctx.Err() != nil {
@@ -133,8 +133,14 @@ func ask[T any](
 }
 
 // connected waits for a connection, so that a request that was never sent is not taken for one without an answer. With
-// failFast it does not wait while the connections to all endpoints fail.
-func (s *store) connected(ctx context.Context, failFast bool) error {
+// failFast it does not wait while the connections to all endpoints fail, nor longer than the timeout: a connection to a host that
+// does not answer takes 20 seconds to fail.
+func (s *store) connected(ctx context.Context, failFast bool, timeout time.Duration) error {
+	if failFast {
+		short, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = short
+	}
 	conn := s.c.ActiveConnection()
 	for {
 		if s.c.Ctx().Err() != nil {
@@ -165,7 +171,7 @@ func (s *store) waited(l *lease) error {
 	if conn := s.c.ActiveConnection(); conn != nil && conn.GetState() != connectivity.Ready {
 		err = errors.Join(lock.ErrUnavailable, errNoConnection)
 	}
-	if err != nil {
+	if again(err) {
 		return as(lock.ErrUnavailable, err)
 	}
 	return lock.ErrNotAcquired
