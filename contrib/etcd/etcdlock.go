@@ -49,9 +49,9 @@
 //	elections                                                no; a lock that is held for ever is one, and package
 //	                                                         concurrency of etcd has one with a value to observe
 //
-// A hold with a lock.Lease, and one that was extended by more than the TTL, has a lease of its own. etcd measures leases in whole
-// seconds and grants at least two, by default: if the process dies the key stays for as long. The hold itself ends in time. A hold
-// with a lock.Lease is not renewed: that its key was deleted by hand shows in Extend and Unlock.
+// A hold with a lock.Lease, and one that was extended by more than the TTL, has a lease of its own. etcd measures leases
+// in whole seconds and grants at least two, by default: if the process dies the key stays for as long. The hold itself
+// ends in time. A hold with a lock.Lease is not renewed: that its key was deleted by hand shows in Extend and Unlock.
 //
 // # The mutex of etcd
 //
@@ -77,11 +77,11 @@
 // # Members that hang
 //
 // A member that is cut off from the others refuses requests, which then go to another member. One that hangs, with its
-// connections open, costs each request that it gets a timeout: a fifth of the TTL, and at most two seconds. The request then
-// goes to two members at once, one of which answers if only one hangs. The client of etcd does not notice by itself: set
-// DialKeepAliveTime and DialKeepAliveTimeout in its configuration. A call that waits checks
-// twice per TTL that its watch has missed nothing, and else watches by another connection. So a waiter may get its lock half a
-// TTL late then, and with lock.FailFast notices as late that etcd cannot be asked any more.
+// connections open, costs each request that it gets a timeout: a fifth of the TTL, and at most two seconds. The request
+// then goes to two members at once, one of which answers if only one hangs. The client of etcd does not notice by itself:
+// set DialKeepAliveTime and DialKeepAliveTimeout in its configuration. A call that waits checks twice per TTL that its
+// watch has missed nothing, and else watches by another connection. So a waiter may get its lock half a TTL late then, and
+// with lock.FailFast notices as late that etcd cannot be asked any more.
 //
 // # Errors
 //

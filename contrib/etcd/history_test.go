@@ -354,7 +354,8 @@ func (h *history) disturb() (what string, heal func()) {
 func (h *history) checkData(name string) {
 	ctx, cancel := context.WithTimeout(h.t.Context(), bound)
 	defer cancel()
-	data, err := h.etcd.Get(ctx, name+"-data/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	data, err := h.etcd.Get(ctx, name+"-data/", clientv3.WithPrefix(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	require.NoError(h.t, err)
 	last := 0
 	for _, kv := range data.Kvs {

@@ -291,7 +291,9 @@ func (s *store) audit(l *lease) {
 		_, retired := l.retired[key]
 		s.mu.Unlock()
 		if retired {
-			_, _, _ = call(l.ctx, s, true, func(ctx context.Context) (*clientv3.DeleteResponse, error) { return s.c.Delete(ctx, key) })
+			_, _, _ = call(l.ctx, s, true, func(ctx context.Context) (*clientv3.DeleteResponse, error) {
+				return s.c.Delete(ctx, key)
+			})
 		}
 	}
 }

@@ -43,7 +43,9 @@ var requireLeader = metadata.Pairs(rpctypes.MetadataRequireLeaderKey, rpctypes.M
 // while no endpoint can be reached.
 //
 // It reports whether an attempt without an answer may have had an effect. The error is one of ask.
-func call[T any](ctx context.Context, s *store, failFast bool, request func(ctx context.Context) (T, error)) (answer T, unknown bool, err error) {
+func call[T any](
+	ctx context.Context, s *store, failFast bool, request func(ctx context.Context) (T, error),
+) (answer T, unknown bool, err error) {
 	timeout := s.timeout
 	pause := minPause
 	members := 1
@@ -82,8 +84,8 @@ func again(err error) bool {
 }
 
 // ask makes a request of several members at once, if there are as many endpoints, and returns the first answer. The error
-// matches lock.ErrUnavailable if the request has had no effect and another attempt may succeed, lock.ErrIndeterminate if it may
-// have had an effect, and lock.ErrClosed if the client of etcd is closed. Other errors are refusals.
+// matches lock.ErrUnavailable if the request has had no effect and another attempt may succeed, lock.ErrIndeterminate if
+// it may have had an effect, and lock.ErrClosed if the client of etcd is closed. Other errors are refusals.
 func ask[T any](
 	ctx context.Context, s *store, failFast bool, timeout time.Duration, members int, request func(ctx context.Context) (T, error),
 ) (answer T, err error) {
@@ -133,8 +135,8 @@ func ask[T any](
 }
 
 // connected waits for a connection, so that a request that was never sent is not taken for one without an answer. With
-// failFast it does not wait while the connections to all endpoints fail, nor longer than the timeout: a connection to a host that
-// does not answer takes 20 seconds to fail.
+// failFast it does not wait while the connections to all endpoints fail, nor longer than the timeout: a connection to a host
+// that does not answer takes 20 seconds to fail.
 func (s *store) connected(ctx context.Context, failFast bool, timeout time.Duration) error {
 	if failFast {
 		short, cancel := context.WithTimeout(ctx, timeout)
