@@ -131,19 +131,29 @@ func (c *claim) removeLocked() {
 	})
 }
 
-// delete deletes the key, and reports whether it existed, and whether another attempt may have deleted it. etcd executes
+// delete deletes the key, and reports whether it existed, and whether that is unknown because a reply was lost. etcd executes
 // such a request even while it has no space.
 func (c *claim) delete(ctx context.Context) (existed, unknown bool, err error) {
-	resp, unknown, err := call(ctx, c.s, false, func(ctx context.Context) (*clientv3.DeleteResponse, error) {
-		return c.s.c.Delete(ctx, c.key)
+	request := func(ctx context.Context) (*clientv3.DeleteResponse, error) { return c.s.c.Delete(ctx, c.key) }
+	resp, err := ask(ctx, c.s, false, c.s.timeout, 1, request)
+	if err == nil {
+		return resp.Deleted > 0, false, nil
+	}
+	c.unknown = true
+	if !again(err) {
+		return false, false, err
+	}
+
+	// Of two requests at once the first answer could be that of the one that found nothing, so look before.
+	unknown = errors.Is(err, lock.ErrIndeterminate)
+	own, _, err := attempts(ctx, c.s, false, 2, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return c.s.c.Get(ctx, c.key, clientv3.WithCountOnly())
 	})
-	if unknown || err != nil {
-		c.unknown = true
+	if err == nil && own.Count > 0 {
+		existed = true
+		_, _, err = attempts(ctx, c.s, false, 2, request)
 	}
-	if err != nil {
-		return false, unknown, err
-	}
-	return resp.Deleted > 0, unknown, nil
+	return existed, unknown, err
 }
 
 // leaveSlot has another claim use the slot, unless a request may yet arrive that makes or deletes the key.

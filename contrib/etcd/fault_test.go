@@ -20,6 +20,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -242,25 +244,34 @@ func TestExtendedRemoved(t *testing.T) {
 	lost(t, h, ttl/3+2*slack, lock.ReasonGone)
 }
 
+// between returns a client of etcd whose requests, but for streams, go through a function.
+func between(t testing.TB, f func(method string, reply any, send func() error) error, addrs ...string) *clientv3.Client {
+	t.Helper()
+	intercept := func(
+		ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		return f(method, reply, func() error { return invoke(ctx, method, req, reply, conn, opts...) })
+	}
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: addrs, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(intercept)},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
 // A lease that is over before the key has it is no refusal.
 func TestLeaseOver(t *testing.T) {
 	t.Parallel()
+	direct := connect(t, shared(t))
 	var late atomic.Bool
-	etcd, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{shared(t)}, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(
-			ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
-		) error {
-			err := invoke(ctx, method, req, reply, conn, opts...)
-			if late.Load() && method == "/etcdserverpb.Lease/LeaseGrant" {
-				id := clientv3.LeaseID(reply.(*pb.LeaseGrantResponse).ID)
-				_, _ = connect(t, shared(t)).Revoke(ctx, id) // as etcd does
-			}
-			return err
-		})},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = etcd.Close() })
+	etcd := between(t, func(method string, reply any, send func() error) error {
+		err := send()
+		if late.Load() && method == "/etcdserverpb.Lease/LeaseGrant" {
+			_, _ = direct.Revoke(t.Context(), clientv3.LeaseID(reply.(*pb.LeaseGrantResponse).ID)) // as etcd does
+		}
+		return err
+	}, shared(t))
 	c := locksOf(t, etcd)
 	h, err := c.Lock("lease-over").Lock(t.Context())
 	require.NoError(t, err)
@@ -270,6 +281,29 @@ func TestLeaseOver(t *testing.T) {
 	assert.ErrorIs(t, err, lock.ErrUnavailable)
 	nothingLeft(t, etcd, "lease-over-2")
 	assert.NoError(t, h.Unlock(t.Context()))
+}
+
+// A release whose first request does not arrive is made by one of two at once, and succeeds whichever answers first.
+func TestReleaseTwice(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int64
+	etcd := between(t, func(method string, reply any, send func() error) error {
+		if method != "/etcdserverpb.KV/DeleteRange" {
+			return send()
+		}
+		if requests.Add(1) == 1 {
+			return status.Error(codes.Unavailable, "lost")
+		}
+		err := send()
+		if err == nil && reply.(*pb.DeleteRangeResponse).Deleted > 0 {
+			time.Sleep(100 * time.Millisecond) // the other answers first
+		}
+		return err
+	}, testserver.NewProxy(t, shared(t)).Addr, testserver.NewProxy(t, shared(t)).Addr)
+	h, err := locksOf(t, etcd).Lock("release-twice").Lock(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(t.Context()))
+	assert.Equal(t, int64(3), requests.Load())
 }
 
 // A wait whose context ends with the lease of its client has not acquired the lock, and etcd has refused nothing.

@@ -46,9 +46,15 @@ var requireLeader = metadata.Pairs(rpctypes.MetadataRequireLeaderKey, rpctypes.M
 func call[T any](
 	ctx context.Context, s *store, failFast bool, request func(ctx context.Context) (T, error),
 ) (answer T, unknown bool, err error) {
+	return attempts(ctx, s, failFast, 1, request)
+}
+
+// attempts is call, and asks that many members at first.
+func attempts[T any](
+	ctx context.Context, s *store, failFast bool, members int, request func(ctx context.Context) (T, error),
+) (answer T, unknown bool, err error) {
 	timeout := s.timeout
 	pause := minPause
-	members := 1
 	for asked := members; ; asked += members {
 		answer, err = ask(ctx, s, failFast, timeout, members, request)
 		if err == nil || !again(err) {
