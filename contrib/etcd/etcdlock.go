@@ -9,8 +9,9 @@
 //	err = locks.Lock("orders").Do(ctx, ship)
 //
 // The caller makes and configures the client of etcd, and closes it after [driver.Client.Close]. The server should be
-// etcd 3.5.13 or later: before, a leader that had been paused could confirm the renewal of a lease that the others let
-// expire, or revoke one that the others had renewed.
+// etcd 3.5.13 or later: before, a leader that had been cut off or slow could confirm the renewal of a lease that the others
+// let expire, or revoke one that the others had renewed. Since 3.5.16 it can still do so in the moment in which its whole
+// process, or its virtual machine, goes on after a pause that was longer than the TTL.
 //
 // # Guarantees
 //

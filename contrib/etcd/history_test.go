@@ -91,7 +91,7 @@ func (r *resource) write(token int64) {
 type history struct {
 	t         *testing.T
 	members   []*member
-	old       bool             // of etcd: a leader that was stopped may give a lock to another
+	asksFirst bool
 	etcd      *clientv3.Client // without a proxy
 	resources []*resource
 	users     []*user
@@ -119,7 +119,7 @@ func TestHistory(t *testing.T) {
 	}
 
 	members := startCluster(t, 3)
-	h := &history{t: t, members: members, old: version(t, members[0]) < "3.5.13", faults: make(map[string]int)}
+	h := &history{t: t, members: members, asksFirst: asksFirst(t, members[0]), faults: make(map[string]int)}
 	h.etcd = connect(t, addrsOf(members)...)
 	for _, name := range historyNames {
 		h.resources = append(h.resources, &resource{t: t, name: name})
@@ -277,13 +277,36 @@ func (h *history) revoke() {
 			continue
 		}
 		u.removed.Store(math.MaxInt64)
+		defer h.removed(u)
 		harness.Eventually(h.t, bound, "the lease is revoked", func() bool {
 			_, err := h.etcd.Revoke(ctx, clientv3.LeaseID(kv.Lease))
 			return err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound)
 		})
-		now, err := h.etcd.Get(ctx, "x")
-		require.NoError(h.t, err)
+	}
+}
+
+// removed notes that the holds that these users have, or had, were removed by now.
+func (h *history) removed(users ...*user) {
+	now, err := h.etcd.Get(h.t.Context(), "x")
+	require.NoError(h.t, err)
+	for _, u := range users {
 		u.removed.Store(now.Header.Revision)
+	}
+}
+
+// stop stops a member. A leader that goes on may revoke leases that others have renewed.
+func (h *history) stop(m *member) (heal func()) {
+	leads := m == h.members[leader(h.t, h.members)]
+	m.stop()
+	return func() {
+		if leads && !h.asksFirst {
+			for _, u := range h.users {
+				u.removed.Store(math.MaxInt64)
+			}
+			defer h.removed(h.users...)
+			defer time.Sleep(ttl / 2)
+		}
+		m.resume()
 	}
 }
 
@@ -310,17 +333,9 @@ func (h *history) disturb() (what string, heal func()) {
 		lead.kill()
 		return "leader killed", lead.start
 	case 2:
-		if h.old && m == lead {
-			break
-		}
-		m.stop()
-		return "member stopped", m.resume
+		return "member stopped", h.stop(m)
 	case 3:
-		if h.old {
-			break
-		}
-		lead.stop()
-		return "leader stopped", lead.resume
+		return "leader stopped", h.stop(lead)
 	case 4:
 		h.stopProcess()
 		return "process stopped", func() { h.process.Signal(syscall.SIGCONT) }
@@ -347,7 +362,7 @@ func (h *history) disturb() (what string, heal func()) {
 		_, _ = h.etcd.Compact(h.t.Context(), now.Header.Revision)
 		return "compaction", func() {}
 	}
-	return "none", func() {}
+	panic("no such fault")
 }
 
 // checkData fails the test if a write with an old token was accepted after one with a newer token.
