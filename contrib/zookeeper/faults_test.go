@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/lock/driver"
 )
 
 // next starts a waiter for a lock, and returns when it waits.
@@ -233,6 +234,43 @@ func TestHoldEndsBeforeTheSession(t *testing.T) {
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 			require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
 			require.NoError(t, theirs.Unlock(t.Context()))
+		})
+	}
+}
+
+// However a claim ends, its hold ends before its node goes.
+func TestHoldsEndBeforeTheirNodes(t *testing.T) {
+	t.Parallel()
+	addr := []string{common.addr(t)}
+	watcher := admin(t, addr...)
+	for name, end := range map[string]func(*store){
+		"expired": func(s *store) {
+			s.mu.Lock()
+			s.confirmed = s.confirmed.Add(-timeout)
+			s.mu.Unlock()
+			s.look()
+		},
+		"disconnected": func(s *store) { s.conn.Close() },
+		"closed":       (*store).Close,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn, session := connect(t, addr, timeout, nil)
+			require.NoError(t, session.await(t.Context(), conn))
+			s := newStore(conn, session, DefaultPrefix, zk.WorldACL(zk.PermAll))
+			client := driver.NewClient(s)
+			defer client.Close()
+			name := unused(t)
+			there := make(chan int, 1)
+			_, err := s.Acquire(t.Context(), driver.Request{Name: name, Owner: client.NewOwner(), Lost: func(lock.Reason, error) {
+				time.Sleep(50 * time.Millisecond) // in which a node that is removed would be gone
+				there <- len(nodes(t, watcher, name))
+			}})
+			require.NoError(t, err)
+			end(s)
+			eventually(t, "the hold is lost", func() bool { return len(there) == 1 })
+			require.Equal(t, 1, <-there)
+			eventually(t, "the node is gone", func() bool { return len(nodes(t, watcher, name)) == 0 })
 		})
 	}
 }

@@ -93,6 +93,8 @@ func (s *store) expire(now sessionState, failed error) (certain time.Time, some 
 	}
 	var ended []end
 
+	s.ending.Lock()
+	defer s.ending.Unlock()
 	s.mu.Lock()
 	certain = s.certainLocked(now)
 	over := !time.Now().Before(certain)

@@ -2,7 +2,9 @@ package zklock
 
 import (
 	"encoding/binary"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +21,7 @@ type Session struct {
 	now     sessionState
 	conn    *conn         // the latest
 	changed chan struct{} // closed when now changes
+	stores  map[*store]struct{}
 }
 
 // sessionState is what a Session knows.
@@ -40,7 +43,7 @@ func NewSession(dial zk.Dialer) *Session {
 	if dial == nil {
 		dial = net.DialTimeout
 	}
-	return &Session{dial: dial, changed: make(chan struct{})}
+	return &Session{dial: dial, changed: make(chan struct{}), stores: make(map[*store]struct{})}
 }
 
 // Dial is the dialer of the connection. It blocks for timeout at most if the dialer of NewSession does.
@@ -82,6 +85,34 @@ func (s *Session) update(c *conn, change func(now *sessionState)) {
 	if s.now != before {
 		close(s.changed)
 		s.changed = make(chan struct{})
+	}
+}
+
+// attach has the claims of a store end before the program ends the session.
+func (s *Session) attach(st *store) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stores[st] = struct{}{}
+}
+
+// detach undoes attach.
+func (s *Session) detach(st *store) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.stores, st)
+}
+
+// close ends the claims of all stores, because the connection is about to end the session.
+func (s *Session) close(c *conn) {
+	s.update(c, func(now *sessionState) {
+		*now = sessionState{number: now.number + 1, timeout: now.timeout, closed: true}
+	})
+	s.mu.Lock()
+	now := s.now
+	stores := slices.Collect(maps.Keys(s.stores))
+	s.mu.Unlock()
+	for _, st := range stores {
+		st.expire(now, nil)
 	}
 }
 
@@ -138,10 +169,7 @@ func (c *conn) Write(p []byte) (int, error) {
 			c.requested = milliseconds(p[timeoutInRequest:])
 		}
 	} else if len(p) >= typeInRequest+4 && int32(binary.BigEndian.Uint32(p[typeInRequest:])) == closeSession {
-		// What the session holds is free as soon as the server has read this.
-		c.s.update(c, func(now *sessionState) {
-			*now = sessionState{number: now.number + 1, timeout: now.timeout, closed: true}
-		})
+		c.s.close(c) // what the session holds is free as soon as the server has read this
 	}
 	return c.Conn.Write(p)
 }

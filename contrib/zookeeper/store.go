@@ -26,6 +26,7 @@ type store struct {
 	wake   chan struct{}  // has a value if keep has to look at the claims
 	kept   chan struct{}  // closed when keep has returned
 	work   sync.WaitGroup // of clean
+	ending sync.Mutex     // locked while claims end
 
 	mu          sync.Mutex
 	closed      bool
@@ -43,6 +44,7 @@ func newStore(conn *zk.Conn, session *Session, prefix string, acl []zk.ACL) *sto
 		claims: make(map[string]*claim), watches: make(map[string]<-chan zk.Event),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	session.attach(s)
 	go s.keep()
 	return s
 }
@@ -340,24 +342,27 @@ const closeTimeout = 3 * time.Second
 
 // Close implements driver.Driver.
 func (s *store) Close() {
+	s.ending.Lock() // or the nodes of claims that expire has ended would stay
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
+		s.ending.Unlock()
 		return
 	}
 	s.closed = true
-	var held []*claim
+	var ended []*claim
 	for _, c := range s.claims {
 		s.work.Add(1)
-		go s.clean(leftover{path: c.path, session: c.session})
 		c.endLocked(lock.ErrClosed)
-		if c.held {
-			held = append(held, c)
-		}
+		ended = append(ended, c)
 	}
 	s.mu.Unlock()
-	for _, c := range held {
-		c.r.Lost(lock.ReasonClosed, nil)
+	s.ending.Unlock()
+	for _, c := range ended {
+		if c.held {
+			c.r.Lost(lock.ReasonClosed, nil)
+		}
+		go s.clean(leftover{path: c.path, session: c.session})
 	}
 
 	cleaned := make(chan struct{})
@@ -374,4 +379,5 @@ func (s *store) Close() {
 	s.cancel()
 	<-s.kept
 	<-cleaned
+	s.session.detach(s)
 }
