@@ -62,7 +62,7 @@ func TestSessionEndedByHand(t *testing.T) {
 	takes := next(t, b, name)
 
 	began := time.Now()
-	l.end(t, addr, a.conn.SessionID())
+	require.NoError(t, l.end(addr, a.conn.SessionID()))
 	reason := lost(t, h)
 	assert.Equal(t, lock.ReasonGone, reason.Reason)
 	assert.ErrorIs(t, reason, zk.ErrSessionExpired)

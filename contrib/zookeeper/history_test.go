@@ -2,163 +2,351 @@ package zklock
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/lock"
 )
 
-// period is a time during which a holder could be sure of its lock.
-type period struct {
-	token      int64
-	begin, end time.Time
+// faults is the duration of TestHistory. Ten minutes are
+//
+//	go test -race -run TestHistory -faults 10m -timeout 15m -v
+var faults = flag.Duration("faults", 0, "how long TestHistory has faults happen; by default a minute, and 10s with -short")
+
+// outcome is what has become of one call of Lock.
+type outcome struct {
+	Token      int64     // 0: the call has failed
+	Begin, End time.Time // of a time during which the holder could be sure of the lock
+	Lost       bool      // it could not at End
+	Refused    bool      // the resource has refused a write before End
+	Wrong      string    // an error that should not be
 }
 
-// resource checks tokens.
-type resource struct {
-	mu    sync.Mutex
-	last  int64
-	stale int // writes that were refused
-	order []int64
-}
+// contend acquires a lock until ctx ends, and writes under it, sometimes for longer than a session lasts without a
+// connection. It also writes when it has lost the lock.
+func contend(ctx context.Context, l lock.Locker, write func(token int64) (accepted bool), report func(outcome)) {
+	for ctx.Err() == nil {
+		h, err := l.Lock(ctx, lock.Wait(time.Second), lock.Parent(context.Background()))
+		if err != nil {
+			report(outcome{Wrong: wrong(err, lock.ErrNotAcquired, lock.ErrUnavailable, lock.ErrIndeterminate)})
+			continue
+		}
 
-func (r *resource) write(token int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if token < r.last {
-		r.stale++
-		return
+		o := outcome{Token: h.Token(), Begin: time.Now().Round(0)}
+		first := write(o.Token)
+		time.Sleep(rand.N(3 * time.Millisecond))
+		if rand.N(100) == 0 {
+			select {
+			case <-h.Context().Done():
+				time.Sleep(timeout) // it does not notice
+			case <-time.After(2 * timeout):
+			}
+		}
+		last := write(o.Token)
+		o.Refused = !first || !last
+		o.End = time.Now().Round(0)
+		o.Lost = h.Remaining() == 0
+		o.Wrong = wrong(h.Unlock(context.Background()), nil, lock.ErrLost, lock.ErrIndeterminate)
+		report(o)
 	}
-	r.last = token
-	r.order = append(r.order, token)
 }
 
-// Holds never overlap, whatever happens to servers and connections, and their tokens grow.
+// wrong returns the text of an error that is none of those.
+func wrong(err error, expected ...error) string {
+	if slices.ContainsFunc(expected, func(e error) bool { return errors.Is(err, e) }) {
+		return ""
+	}
+	return err.Error()
+}
+
+// history is what contenders have done with a lock, and the resource that it protects.
+type history struct {
+	mu       sync.Mutex
+	last     int64 // token that the resource has seen
+	stale    int   // writes that it has refused
+	outcomes []outcome
+}
+
+func (h *history) write(token int64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if token < h.last {
+		h.stale++
+		return false
+	}
+	h.last = token
+	return true
+}
+
+func (h *history) report(o outcome) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outcomes = append(h.outcomes, o)
+}
+
+// check fails the test if holds overlap, their tokens do not grow, or the resource has refused a holder.
+func (h *history) check(t *testing.T) {
+	var held []outcome
+	lost, failed := 0, 0
+	for _, o := range h.outcomes {
+		assert.Empty(t, o.Wrong)
+		if o.Token == 0 {
+			failed++
+		} else if o.Lost {
+			lost++
+		} else {
+			held = append(held, o)
+			assert.False(t, o.Refused, "the resource has refused the holder with the token %d", o.Token)
+		}
+	}
+	t.Logf("%d holds, %d of them lost, %d failed calls, %d stale writes refused", len(held)+lost, lost, failed, h.stale)
+
+	require.NotEmpty(t, held)
+	slices.SortFunc(held, func(a, b outcome) int { return a.Begin.Compare(b.Begin) })
+	for i, o := range held[1:] {
+		before := held[i]
+		if o.Begin.Before(before.End) || o.Token <= before.Token {
+			t.Errorf("token %d follows %d, and begins %v after its end", o.Token, before.Token, o.Begin.Sub(before.End))
+		}
+	}
+}
+
+// message is what a process of contenders says: it asks for a write, or reports.
+type message struct {
+	Write   int64 `json:",omitempty"`
+	Outcome *outcome
+}
+
+// reply is the answer to a write.
+type reply struct{ Accepted, Done bool }
+
+// contenderEnv is set for the process that contends: to the addresses of the servers, and the name of the lock.
+const contenderEnv = "ZKLOCK_CONTENDER"
+
+// contendFor contends for a lock until a reply says that it is done.
+func contendFor(args string) {
+	servers, name, _ := strings.Cut(args, " ")
+	session := NewSession(nil)
+	conn, _, err := zk.Connect(strings.Split(servers, ","), timeout, zk.WithDialer(session.Dial), zk.WithLogger(silent{}))
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	client, err := New(context.Background(), conn, session)
+	if err != nil {
+		panic(err)
+	}
+	defer client.Close()
+
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	contend(ctx, client.Lock(name), func(token int64) bool {
+		var r reply
+		if err := errors.Join(out.Encode(message{Write: token}), in.Decode(&r)); err != nil {
+			panic(err)
+		}
+		if r.Done {
+			cancel()
+		}
+		return r.Accepted
+	}, func(o outcome) {
+		if err := out.Encode(message{Outcome: &o}); err != nil {
+			panic(err)
+		}
+	})
+}
+
+// contender is a process that contends.
+type contender struct {
+	*exec.Cmd
+	stop chan struct{} // has the process stopped while it holds the lock
+}
+
+// startContender starts a process that contends for a lock until ctx ends. done gets what its output ends with.
+func startContender(ctx context.Context, t *testing.T, servers []string, name string, h *history) (c *contender, done <-chan error) {
+	t.Helper()
+	c = &contender{Cmd: exec.Command(os.Args[0]), stop: make(chan struct{})}
+	c.Env = append(os.Environ(), contenderEnv+"="+strings.Join(servers, ",")+" "+name)
+	c.Stderr = os.Stderr
+	stdin, err := c.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+
+	ended := make(chan error, 1)
+	in, out := json.NewDecoder(stdout), json.NewEncoder(stdin)
+	go func() {
+		for {
+			var m message
+			err := in.Decode(&m)
+			if m.Outcome != nil {
+				h.report(*m.Outcome)
+			} else if err == nil {
+				accepted := h.write(m.Write)
+				select {
+				case <-c.stop:
+					err = c.Process.Signal(syscall.SIGSTOP)
+				default:
+				}
+				err = errors.Join(err, out.Encode(reply{Accepted: accepted, Done: ctx.Err() != nil}))
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return c, ended
+}
+
+// Holds never overlap, whatever happens to servers, connections, sessions and processes, and their tokens grow. A resource
+// that checks tokens refuses no holder.
 func TestHistory(t *testing.T) {
 	t.Parallel()
-	servers := ensemble(t, 3)
-	length := 10 * time.Second
-	if !testing.Short() {
+	length := *faults
+	if length == 0 && testing.Short() {
+		length = 10 * time.Second
+	} else if length == 0 {
 		length = time.Minute
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	name := unused(t)
 
-	var (
-		mu      sync.Mutex
-		periods []period
-		failed  int
-		res     resource
-		done    sync.WaitGroup
-		latest  atomic.Int64 // client that has acquired the lock
-	)
+	type link struct{ from, to int }
+	between := make(map[link]*proxy)
+	servers, err := newServers(t.TempDir(), 3, syncLimit, func(from, to, port int) int {
+		p := newProxy(t, fmt.Sprintf("127.0.0.1:%d", port))
+		between[link{from, to}] = p
+		return p.Addr().(*net.TCPAddr).Port
+	})
+	require.NoError(t, err)
+	run(t, servers)
+
+	name := unused(t)
 	ctx, stop := context.WithTimeout(t.Context(), length)
 	defer stop()
-	links := make([][]*proxy, 4) // of each client
-	for i := range links {
+	var (
+		h      history
+		done   sync.WaitGroup
+		latest atomic.Int64 // client of this process that has acquired the lock
+	)
+	passwords := &listener{answers: make(map[int64][]byte)}
+	clients := make([]*process, 4)
+	links := make([][]*proxy, len(clients))
+	for i := range clients {
 		var behind []string
 		for _, s := range servers {
-			links[i] = append(links[i], newProxy(t, s.addr))
-			behind = append(behind, links[i][len(links[i])-1].addr())
+			p := newProxy(t, s.addr)
+			links[i] = append(links[i], p)
+			behind = append(behind, p.addr())
 		}
-		p := open(t, behind)
+		clients[i] = openWith(t, behind, timeout, passwords.dial)
 		for range 2 {
 			done.Go(func() {
-				for ctx.Err() == nil {
-					h, err := p.Lock(name).Lock(ctx, lock.Wait(time.Second), lock.Parent(context.Background()))
-					if err != nil {
-						mu.Lock()
-						failed++
-						mu.Unlock()
-						for _, never := range []error{lock.ErrInvalid, lock.ErrLost, lock.ErrClosed, lock.ErrNotHeld} {
-							assert.NotErrorIs(t, err, never)
-						}
-						continue
-					}
-					begin := time.Now()
+				contend(ctx, clients[i].Lock(name), func(token int64) bool {
 					latest.Store(int64(i))
-					res.write(h.Token())
-					time.Sleep(rand.N(3 * time.Millisecond))
-					if rand.N(50) == 0 { // longer than its session if that is cut off
-						select {
-						case <-h.Context().Done():
-							time.Sleep(timeout) // it does not notice
-						case <-time.After(2 * timeout):
-						}
-					}
-					end := time.Now()
-					certain := h.Remaining() > 0
-					res.write(h.Token())
-					if certain {
-						mu.Lock()
-						periods = append(periods, period{h.Token(), begin, end})
-						mu.Unlock()
-					}
-					err = h.Unlock(context.Background())
-					if err != nil && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrIndeterminate) {
-						assert.NoError(t, err)
-					}
-				}
+					return h.write(token)
+				}, h.report)
 			})
 		}
 	}
+	other, ended := startContender(ctx, t, addrs(servers), name, &h)
 
 	// One fault at a time, with a pause, so that a majority of the servers goes on.
+	happened := make(map[string]int)
 	for ctx.Err() == nil {
-		i := random.IntN(len(servers))
+		sleep(ctx, time.Second)
+		first, _ := leader(t, servers)
 		pause := time.Duration(random.Int64N(int64(2 * timeout)))
-		switch random.IntN(6) {
-		case 0:
-			servers[i].stop()
-			sleep(ctx, pause)
-			require.NoError(t, servers[i].start())
-			require.NoError(t, servers[i].await())
-		case 1:
-			servers[i].signal(t, syscall.SIGSTOP)
-			sleep(ctx, pause)
-			servers[i].signal(t, syscall.SIGCONT)
-		case 2:
-			for _, l := range links[latest.Load()] {
-				l.cut()
-			}
-		default:
-			of := links[latest.Load()]
-			for _, l := range of {
-				l.stall()
-			}
-			sleep(ctx, timeout+pause/2)
-			for _, l := range of {
-				l.resume()
+		client := latest.Load()
+		each := func(of []*proxy, do func(*proxy)) {
+			for _, p := range of {
+				do(p)
 			}
 		}
-		sleep(ctx, time.Second)
+		var what string
+		switch random.IntN(8) {
+		case 0:
+			what = "leader killed"
+			first.stop()
+			sleep(ctx, pause)
+			require.NoError(t, first.start())
+			require.NoError(t, first.await())
+		case 1:
+			what = "leader stopped"
+			first.signal(t, syscall.SIGSTOP)
+			sleep(ctx, pause)
+			first.signal(t, syscall.SIGCONT)
+		case 2:
+			what = "leader apart from the others"
+			for l, p := range between {
+				if servers[l.from] == first || servers[l.to] == first {
+					p.stall()
+				}
+			}
+			sleep(ctx, pause)
+			for _, p := range between {
+				p.resume()
+			}
+		case 3:
+			what = "holder stopped"
+			select {
+			case other.stop <- struct{}{}:
+				sleep(ctx, timeout+pause/2)
+				require.NoError(t, other.Process.Signal(syscall.SIGCONT))
+			case <-ctx.Done():
+			}
+		case 4:
+			what = "connections cut"
+			each(links[client], (*proxy).cut)
+		case 5:
+			what = "session ended"
+			if err := passwords.end(first.addr, clients[client].conn.SessionID()); err != nil {
+				what = "no session to end"
+			}
+		case 6:
+			what = "client cut off"
+			each(links[client], func(p *proxy) { p.refuse(true) })
+			sleep(ctx, timeout+pause/2)
+			each(links[client], func(p *proxy) { p.refuse(false) })
+		case 7:
+			what = "client stalled"
+			each(links[client], (*proxy).stall)
+			sleep(ctx, timeout+pause/2)
+			each(links[client], (*proxy).resume)
+		}
+		happened[what]++
 	}
 	done.Wait()
+	require.ErrorIs(t, <-ended, io.EOF)
 
-	t.Logf("%d holds, %d failed calls, %d stale writes refused", len(periods), failed, res.stale)
-	require.NotEmpty(t, periods)
-	slices.SortFunc(periods, func(a, b period) int { return a.begin.Compare(b.begin) })
-	for i, p := range periods[1:] {
-		before := periods[i]
-		if p.begin.Before(before.end) || p.token <= before.token {
-			t.Errorf("token %d follows %d, and begins %v after its end", p.token, before.token, p.begin.Sub(before.end))
-		}
-	}
-	for i := range res.order[1:] {
-		require.LessOrEqual(t, res.order[i], res.order[i+1])
-	}
-
+	t.Logf("faults: %v", happened)
+	h.check(t)
 	last := open(t, addrs(servers))
 	require.NoError(t, acquire(t, last.Lock(name)).Unlock(t.Context()))
 	eventually(t, "nothing is left", func() bool { return len(nodes(t, last.conn, name)) == 0 })

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -41,6 +42,10 @@ const (
 func TestMain(m *testing.M) {
 	if servers := os.Getenv(workerEnv); servers != "" {
 		work(servers)
+		return
+	}
+	if args := os.Getenv(contenderEnv); args != "" {
+		contendFor(args)
 		return
 	}
 
@@ -524,36 +529,47 @@ func (h *heard) Read(p []byte) (int, error) {
 	return n, err
 }
 
+var errUnknownSession = errors.New("the session is not known")
+
 // end ends a session as if another connection of it had been closed.
-func (l *listener) end(t testing.TB, addr string, id int64) {
-	t.Helper()
+func (l *listener) end(addr string, id int64) error {
 	l.mu.Lock()
 	password := l.answers[id]
 	l.mu.Unlock()
-	require.Len(t, password, 16)
-
+	if password == nil {
+		return errUnknownSession
+	}
 	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	if err != nil {
+		return err
+	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(soon))
+
 	request := binary.BigEndian.AppendUint32(nil, 4+8+4+8+4+16)
 	request = binary.BigEndian.AppendUint32(request, 0)
 	request = binary.BigEndian.AppendUint64(request, 0)
 	request = binary.BigEndian.AppendUint32(request, uint32(timeout.Milliseconds()))
 	request = binary.BigEndian.AppendUint64(request, uint64(id))
-	request = binary.BigEndian.AppendUint32(request, 16)
-	_, err = c.Write(append(request, password...))
-	require.NoError(t, err)
+	request = binary.BigEndian.AppendUint32(request, uint32(len(password)))
+	if _, err := c.Write(append(request, password...)); err != nil {
+		return err
+	}
 	answer := make([]byte, connectAnswer)
-	_, err = io.ReadFull(c, answer)
-	require.NoError(t, err)
-	require.Equal(t, id, int64(binary.BigEndian.Uint64(answer[12:])), "the server knows the session")
+	if _, err := io.ReadFull(c, answer); err != nil {
+		return err
+	}
+	if known := int64(binary.BigEndian.Uint64(answer[12:])); known != id {
+		return errUnknownSession
+	}
 
 	request = binary.BigEndian.AppendUint32(nil, 8)
 	request = binary.BigEndian.AppendUint32(request, 1)
 	code := int32(closeSession)
 	request = binary.BigEndian.AppendUint32(request, uint32(code))
-	_, err = c.Write(request)
-	require.NoError(t, err)
-	_, _ = io.ReadAll(c)
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, c) // until the server has ended it
+	return nil
 }
