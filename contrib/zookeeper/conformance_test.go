@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/locktest"
 )
@@ -11,7 +12,7 @@ import (
 // client makes the locks of one kind. Its connection goes through a proxy.
 type client struct {
 	*process
-	proxy *proxy
+	proxy *testserver.Proxy
 	of    func(c *Client, name string) lock.Locker
 }
 
@@ -23,16 +24,16 @@ func suite(t *testing.T, folder string, of func(c *Client, name string) lock.Loc
 	watcher := admin(t, addr)
 	return locktest.Suite{
 		NewClient: func(t testing.TB) locktest.Client {
-			p := newProxy(t, addr)
-			return client{process: open(t, []string{p.addr()}), proxy: p, of: of}
+			p := testserver.NewProxy(t, addr)
+			return client{process: open(t, []string{p.Addr}), proxy: p, of: of}
 		},
 		Fenced: true, Fair: true, Leased: true, Extends: true, Closes: true, Expires: true,
 		Settle: 250 * time.Millisecond,
 		Expiry: timeout + 2*tick,
 		CutOff: func(_ testing.TB, c locktest.Client) func() {
 			p := c.(client).proxy
-			p.stall()
-			return p.resume
+			p.Set(testserver.Stall)
+			return func() { p.Set(testserver.Pass) }
 		},
 		Left: func(t testing.TB, name string) []string {
 			return children(t, watcher, DefaultPrefix+"/"+folder+"/"+escape(name))

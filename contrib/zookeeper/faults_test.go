@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 )
@@ -84,18 +85,18 @@ func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	addr := common.addr(t)
 	b := open(t, []string{addr})
-	link := newProxy(t, addr)
-	a := open(t, []string{link.addr()})
+	link := testserver.NewProxy(t, addr)
+	a := open(t, []string{link.Addr})
 	name := unused(t)
 	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
 
 	// Of the creation.
-	link.silence(true)
+	link.Set(testserver.Mute)
 	got := make(chan lock.Hold, 1)
 	go func() { got <- acquire(t, a.Lock(name)) }()
 	eventually(t, "the node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
-	link.cut()
-	link.silence(false)
+	link.Set(testserver.Pass)
+	link.Cut()
 	h := <-got
 	require.NoError(t, h.Context().Err())
 	_, err := b.Lock(name).TryLock(t.Context())
@@ -103,25 +104,25 @@ func TestLostReplies(t *testing.T) {
 
 	// Of the release. The node is gone, and by whom is not known.
 	eventually(t, "only the holder's node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
-	link.silence(true)
+	link.Set(testserver.Mute)
 	released := make(chan error, 1)
 	go func() { released <- h.Unlock(context.Background()) }()
 	eventually(t, "the node is gone", func() bool { return len(nodes(t, b.conn, name)) == 0 })
-	link.cut()
-	link.silence(false)
+	link.Set(testserver.Pass)
+	link.Cut()
 	require.ErrorIs(t, <-released, lock.ErrIndeterminate)
 
 	// Of a call that does not wait.
 	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
-	link.silence(true)
+	link.Set(testserver.Mute)
 	tried := make(chan error, 1)
 	go func() {
 		_, err := a.Lock(name).TryLock(context.Background())
 		tried <- err
 	}()
 	eventually(t, "the node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
-	link.cut()
-	link.silence(false)
+	link.Set(testserver.Pass)
+	link.Cut()
 	require.ErrorIs(t, <-tried, lock.ErrIndeterminate)
 	eventually(t, "nothing is left", func() bool { return len(nodes(t, b.conn, name)) == 0 })
 }
@@ -131,24 +132,22 @@ func TestRequestThatArrivesLate(t *testing.T) {
 	t.Parallel()
 	addr := common.addr(t)
 	b := open(t, []string{addr})
-	slow, fast := newProxy(t, addr), newProxy(t, addr)
-	fast.refuse(true)
-	a := open(t, []string{slow.addr(), fast.addr()})
+	slow, fast := testserver.NewProxy(t, addr), testserver.NewProxy(t, addr)
+	fast.Down()
+	a := open(t, []string{slow.Addr, fast.Addr})
 	name := unused(t)
 	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
 
-	slow.stall()
+	slow.Set(testserver.Stall)
 	_, err := a.Lock(name).Lock(t.Context(), lock.Wait(100*time.Millisecond))
 	require.ErrorIs(t, err, lock.ErrIndeterminate)
-	slow.mu.Lock()
-	slow.refuses = true
-	slow.mu.Unlock()
-	fast.refuse(false)
+	slow.Set(testserver.Stall | testserver.Refuse)
+	fast.Set(testserver.Pass)
 	a.session.cut()
 	eventually(t, "there is another connection", func() bool { now, _ := a.session.state(); return now.connected })
 	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
 
-	slow.resume() // the server gets the request
+	slow.Set(testserver.Refuse) // the server gets the request
 	h, err := b.Lock(name).Lock(t.Context(), lock.Wait(timeout+soon))
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(t.Context()))
@@ -159,13 +158,13 @@ func TestRequestThatArrivesLate(t *testing.T) {
 func TestConnectionsThatEnd(t *testing.T) {
 	t.Parallel()
 	addr := common.addr(t)
-	link := newProxy(t, addr)
-	a, b := openWith(t, []string{link.addr()}, 20*tick, nil), open(t, []string{addr})
+	link := testserver.NewProxy(t, addr)
+	a, b := openWith(t, []string{link.Addr}, 20*tick, nil), open(t, []string{addr})
 	name := unused(t)
 	h := acquire(t, a.Lock(name))
 	waits := next(t, b, name)
 	for range 3 {
-		link.cut()
+		link.Cut()
 		require.NoError(t, h.Extend(t.Context(), time.Second))
 	}
 	require.NoError(t, h.Context().Err())
@@ -174,7 +173,7 @@ func TestConnectionsThatEnd(t *testing.T) {
 	// So do waiters.
 	theirs := <-waits
 	waits = next(t, a, name)
-	link.cut()
+	link.Cut()
 	require.NoError(t, theirs.Unlock(t.Context()))
 	require.NoError(t, (<-waits).Unlock(t.Context()))
 }
@@ -185,11 +184,11 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	hole, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
 	require.NoError(t, err)
 	defer hole.Close()
-	link := newProxy(t, common.addr(t))
-	a := openWith(t, []string{hole.Addr().String(), link.addr()}, 20*tick, nil)
+	link := testserver.NewProxy(t, common.addr(t))
+	a := openWith(t, []string{hole.Addr().String(), link.Addr}, 20*tick, nil)
 	h := acquire(t, a.Lock(unused(t)))
 	for range 2 {
-		link.cut()
+		link.Cut()
 		require.NoError(t, h.Extend(t.Context(), time.Second))
 	}
 	require.NoError(t, h.Context().Err())
@@ -200,14 +199,14 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 func TestHoldEndsBeforeTheSession(t *testing.T) {
 	t.Parallel()
 	addr := common.addr(t)
-	for name, away := range map[string]func(*proxy){
-		"refused": func(p *proxy) { p.refuse(true) },
-		"silent":  (*proxy).stall,
+	for name, away := range map[string]func(*testserver.Proxy){
+		"refused": (*testserver.Proxy).Down,
+		"silent":  func(p *testserver.Proxy) { p.Set(testserver.Stall) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			link := newProxy(t, addr)
-			a, b := open(t, []string{link.addr()}), open(t, []string{addr})
+			link := testserver.NewProxy(t, addr)
+			a, b := open(t, []string{link.Addr}), open(t, []string{addr})
 			name := unused(t)
 			h := acquire(t, a.Lock(name))
 			fails := make(chan error, 1)
@@ -229,8 +228,7 @@ func TestHoldEndsBeforeTheSession(t *testing.T) {
 			require.Empty(t, takes, "the server has ended the session first")
 			require.NoError(t, (<-takes).Unlock(t.Context()))
 
-			link.refuse(false)
-			link.resume()
+			link.Set(testserver.Pass)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 			require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
 			require.NoError(t, theirs.Unlock(t.Context()))
@@ -279,14 +277,14 @@ func TestHoldsEndBeforeTheirNodes(t *testing.T) {
 func TestLostHoldsAreReleasedIfTheSessionSurvives(t *testing.T) {
 	t.Parallel()
 	addr := common.addr(t)
-	link := newProxy(t, addr)
-	a, b := openWith(t, []string{link.addr()}, 20*tick, nil), open(t, []string{addr})
+	link := testserver.NewProxy(t, addr)
+	a, b := openWith(t, []string{link.Addr}, 20*tick, nil), open(t, []string{addr})
 	name := unused(t)
 	h := acquire(t, a.Lock(name))
 	id := a.conn.SessionID()
-	link.refuse(true)
+	link.Down()
 	lost(t, h)
-	link.refuse(false)
+	link.Set(testserver.Pass)
 	require.NoError(t, acquire(t, b.Lock(name)).Unlock(t.Context()))
 	assert.Equal(t, id, a.conn.SessionID())
 }
@@ -358,11 +356,11 @@ func TestFailover(t *testing.T) {
 func TestServerThatTheOthersHaveLeft(t *testing.T) {
 	t.Parallel()
 	type link struct{ from, to int }
-	links := make(map[link]*proxy)
-	servers, err := newServers(t.TempDir(), 3, longLimit, func(from, to, port int) int {
-		p := newProxy(t, fmt.Sprintf("127.0.0.1:%d", port))
+	links := make(map[link]*testserver.Proxy)
+	servers, err := newServers(t.TempDir(), 3, longLimit, func(from, to int, addr string) string {
+		p := testserver.NewProxy(t, addr)
 		links[link{from, to}] = p
-		return p.Addr().(*net.TCPAddr).Port
+		return p.Addr
 	})
 	require.NoError(t, err)
 	run(t, servers)
@@ -374,7 +372,7 @@ func TestServerThatTheOthersHaveLeft(t *testing.T) {
 	h := acquire(t, a.Lock(name))
 	takes := next(t, b, name)
 	began := time.Now()
-	links[link{slices.Index(servers, follower), slices.Index(servers, first)}].stall()
+	links[link{slices.Index(servers, follower), slices.Index(servers, first)}].Set(testserver.Stall)
 
 	assert.Equal(t, lock.ReasonExpired, lost(t, h).Reason)
 	assert.Less(t, time.Since(began), timeout*3/4+slack)
@@ -383,7 +381,7 @@ func TestServerThatTheOthersHaveLeft(t *testing.T) {
 	assert.Len(t, nodes(t, other, name), 2, "the server knows of nothing")
 	assert.Less(t, time.Since(began), longLimit*tick)
 	for _, p := range links {
-		p.resume()
+		p.Set(testserver.Pass)
 	}
 }
 

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -23,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -238,11 +237,11 @@ func TestHistory(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 
 	type link struct{ from, to int }
-	between := make(map[link]*proxy)
-	servers, err := newServers(t.TempDir(), 3, syncLimit, func(from, to, port int) int {
-		p := newProxy(t, fmt.Sprintf("127.0.0.1:%d", port))
+	between := make(map[link]*testserver.Proxy)
+	servers, err := newServers(t.TempDir(), 3, syncLimit, func(from, to int, addr string) string {
+		p := testserver.NewProxy(t, addr)
 		between[link{from, to}] = p
-		return p.Addr().(*net.TCPAddr).Port
+		return p.Addr
 	})
 	require.NoError(t, err)
 	run(t, servers)
@@ -257,13 +256,13 @@ func TestHistory(t *testing.T) {
 	)
 	passwords := &listener{answers: make(map[int64][]byte)}
 	clients := make([]*process, 4)
-	links := make([][]*proxy, len(clients))
+	links := make([][]*testserver.Proxy, len(clients))
 	for i := range clients {
 		var behind []string
 		for _, s := range servers {
-			p := newProxy(t, s.addr)
+			p := testserver.NewProxy(t, s.addr)
 			links[i] = append(links[i], p)
-			behind = append(behind, p.addr())
+			behind = append(behind, p.Addr)
 		}
 		clients[i] = openWith(t, behind, timeout, passwords.dial)
 		for range 2 {
@@ -284,13 +283,14 @@ func TestHistory(t *testing.T) {
 		first, _ := leader(t, servers)
 		pause := time.Duration(random.Int64N(int64(2 * timeout)))
 		client := latest.Load()
-		each := func(of []*proxy, do func(*proxy)) {
-			for _, p := range of {
+		each := func(do func(p *testserver.Proxy)) {
+			for _, p := range links[client] {
 				do(p)
 			}
 		}
+		have := func(faults testserver.Fault) { each(func(p *testserver.Proxy) { p.Set(faults) }) }
 		var what string
-		switch random.IntN(8) {
+		switch random.IntN(9) {
 		case 0:
 			what = "leader killed"
 			first.stop()
@@ -306,12 +306,12 @@ func TestHistory(t *testing.T) {
 			what = "leader apart from the others"
 			for l, p := range between {
 				if servers[l.from] == first || servers[l.to] == first {
-					p.stall()
+					p.Set(testserver.Stall)
 				}
 			}
 			sleep(ctx, pause)
 			for _, p := range between {
-				p.resume()
+				p.Set(testserver.Pass)
 			}
 		case 3:
 			what = "holder stopped"
@@ -323,7 +323,7 @@ func TestHistory(t *testing.T) {
 			}
 		case 4:
 			what = "connections cut"
-			each(links[client], (*proxy).cut)
+			each((*testserver.Proxy).Cut)
 		case 5:
 			what = "session ended"
 			if err := passwords.end(first.addr, clients[client].conn.SessionID()); err != nil {
@@ -331,14 +331,20 @@ func TestHistory(t *testing.T) {
 			}
 		case 6:
 			what = "client cut off"
-			each(links[client], func(p *proxy) { p.refuse(true) })
+			each((*testserver.Proxy).Down)
 			sleep(ctx, timeout+pause/2)
-			each(links[client], func(p *proxy) { p.refuse(false) })
+			have(testserver.Pass)
 		case 7:
 			what = "client stalled"
-			each(links[client], (*proxy).stall)
+			have(testserver.Stall)
 			sleep(ctx, timeout+pause/2)
-			each(links[client], (*proxy).resume)
+			have(testserver.Pass)
+		case 8:
+			what = "replies lost"
+			have(testserver.Mute)
+			sleep(ctx, pause/8)
+			have(testserver.Pass)
+			each((*testserver.Proxy).Cut)
 		}
 		happened[what]++
 	}

@@ -88,8 +88,9 @@ func program() (string, error) {
 	return path, nil
 }
 
-// newServers prepares an ensemble of n servers. Each finds the others at the ports that via returns for theirs.
-func newServers(dir string, n, syncLimit int, via func(from, to, port int) int) ([]*server, error) {
+// newServers prepares an ensemble of n servers. A follower finds its leader at the address that via returns for the
+// leader's.
+func newServers(dir string, n, syncLimit int, via func(from, to int, addr string) string) ([]*server, error) {
 	ports, err := testserver.FreePorts(3 * n)
 	if err != nil {
 		return nil, err
@@ -102,12 +103,12 @@ func newServers(dir string, n, syncLimit int, via func(from, to, port int) int) 
 			tick.Milliseconds(), syncLimit, s.dir, ports[3*i])
 		config += "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=*\n"
 		for j := range n {
-			port := ports[3*j+1]
+			addr := fmt.Sprintf("127.0.0.1:%d", ports[3*j+1])
 			if via != nil && j != i {
-				port = via(i, j, port)
+				addr = via(i, j, addr)
 			}
 			if n > 1 {
-				config += fmt.Sprintf("server.%d=127.0.0.1:%d:%d\n", j+1, port, ports[3*j+2])
+				config += fmt.Sprintf("server.%d=%s:%d\n", j+1, addr, ports[3*j+2])
 			}
 		}
 		if err := os.MkdirAll(s.dir, 0o755); err != nil {
@@ -366,132 +367,6 @@ func acquire(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
 	h, err := l.Lock(context.Background(), append([]lock.Option{lock.Wait(3 * soon)}, opts...)...)
 	require.NoError(t, err)
 	return h
-}
-
-// proxy is a TCP proxy in front of a server.
-type proxy struct {
-	net.Listener
-	target string
-	work   sync.WaitGroup
-
-	mu      sync.Mutex
-	conns   map[net.Conn]struct{}
-	refuses bool
-	mute    bool // the server's data is dropped
-	passed  chan struct{}
-}
-
-func newProxy(t testing.TB, target string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &proxy{Listener: l, target: target, conns: make(map[net.Conn]struct{}), passed: make(chan struct{})}
-	close(p.passed)
-	p.work.Add(1)
-	go p.accept()
-	t.Cleanup(func() {
-		l.Close()
-		p.resume()
-		p.cut()
-		p.work.Wait()
-	})
-	return p
-}
-
-func (p *proxy) addr() string { return p.Addr().String() }
-
-func (p *proxy) accept() {
-	defer p.work.Done()
-	for {
-		client, err := p.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", p.target)
-		p.mu.Lock()
-		if err != nil || p.refuses {
-			p.mu.Unlock()
-			client.Close()
-			if err == nil {
-				server.Close()
-			}
-			continue
-		}
-		p.conns[client] = struct{}{}
-		p.conns[server] = struct{}{}
-		p.work.Add(2)
-		p.mu.Unlock()
-		go p.copy(server, client, false)
-		go p.copy(client, server, true)
-	}
-}
-
-func (p *proxy) copy(to, from net.Conn, answers bool) {
-	defer p.work.Done()
-	defer to.Close()
-	defer from.Close()
-	buf := make([]byte, 4096)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		p.mu.Lock()
-		passed := p.passed
-		drop := answers && p.mute
-		p.mu.Unlock()
-		<-passed
-		if drop {
-			continue
-		}
-		if _, err := to.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
-// cut ends all connections.
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for c := range p.conns {
-		c.Close()
-	}
-	clear(p.conns)
-}
-
-// refuse refuses connections, and ends those that there are; or accepts them again.
-func (p *proxy) refuse(refuses bool) {
-	p.mu.Lock()
-	p.refuses = refuses
-	p.mu.Unlock()
-	if refuses {
-		p.cut()
-	}
-}
-
-// silence drops what the server says, or does not any more.
-func (p *proxy) silence(mute bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mute = mute
-}
-
-// stall lets nothing pass until resume.
-func (p *proxy) stall() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.passed = make(chan struct{})
-}
-
-func (p *proxy) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.passed:
-	default:
-		close(p.passed)
-	}
 }
 
 // listener is a dialer that keeps the password of the session.
