@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -178,12 +179,35 @@ func TestConnectionsThatEnd(t *testing.T) {
 	require.NoError(t, (<-waits).Unlock(t.Context()))
 }
 
-// One of the addresses accepts connections and does not answer. The session survives the attempts to use it.
+// One of the addresses accepts connections and does not answer, or only begins to. The session survives the attempts to use
+// it.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	hole, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+	for name, says := range map[string][]byte{"nothing": nil, "length of the answer": {0, 0, 0, connectAnswer - 4}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			doesNotAnswer(t, says)
+		})
+	}
+}
+
+func doesNotAnswer(t *testing.T, says []byte) {
+	hole, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
+	var accepted sync.WaitGroup
+	defer accepted.Wait()
 	defer hole.Close()
+	accepted.Go(func() {
+		for {
+			c, err := hole.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write(says)
+		}
+	})
+
 	link := testserver.NewProxy(t, common.addr(t))
 	a := openWith(t, []string{hole.Addr().String(), link.Addr}, 20*tick, nil)
 	h := acquire(t, a.Lock(unused(t)))
@@ -415,6 +439,35 @@ func TestServerThatStops(t *testing.T) {
 	after := <-waits
 	assert.Greater(t, after.Token(), h.Token())
 	require.NoError(t, after.Unlock(t.Context()))
+}
+
+// A server that has too many requests refuses some. Calls wait, and nothing stays.
+func TestServerThatThrottles(t *testing.T) {
+	t.Parallel()
+	servers := ensemble(t, 1, "-Dzookeeper.request_throttle_max_requests=1", "-Dzookeeper.request_throttle_stall_time=2",
+		"-Dzookeeper.throttled_op_wait_time=1")
+	name := unused(t)
+	var done sync.WaitGroup
+	for range 4 {
+		p := open(t, addrs(servers))
+		for range 4 {
+			done.Go(func() {
+				for range 25 {
+					h, err := p.Lock(name).Lock(t.Context(), lock.Wait(3*soon))
+					if assert.NoError(t, err) {
+						assert.NoError(t, h.Unlock(t.Context()))
+					}
+				}
+			})
+		}
+	}
+	done.Wait()
+	assert.NotContains(t, servers[0].ask("mntr"), "zk_throttled_ops\t0\n")
+	watcher := admin(t, servers[0].addr)
+	eventually(t, "nothing is left", func() bool {
+		names, _, err := watcher.Children(DefaultPrefix + "/" + locks + "/" + escape(name))
+		return err == zk.ErrNoNode || err == nil && len(names) == 0
+	})
 }
 
 // workerEnv is set for the process that holds a lock.

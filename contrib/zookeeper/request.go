@@ -44,14 +44,18 @@ var refusals = []error{
 	zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer,
 }
 
+// throttled is what a server says that has too many requests. go-zookeeper does not know the code.
+const throttled = "unknown error: -127"
+
 // isRefusal reports whether a request has failed for good.
 func isRefusal(err error) bool {
-	return slices.Contains(refusals, err) || strings.HasPrefix(err.Error(), "unknown error")
+	text := err.Error()
+	return slices.Contains(refusals, err) || strings.HasPrefix(text, "unknown error") && text != throttled
 }
 
 // isWithoutEffect reports whether a request has failed before it had an effect, or its effect has ended with its session.
 func isWithoutEffect(err error) bool {
-	return err == zk.ErrNoServer || err == zk.ErrSessionExpired || err == zk.ErrSessionMoved
+	return err == zk.ErrNoServer || err == zk.ErrSessionExpired || err == zk.ErrSessionMoved || err.Error() == throttled
 }
 
 // unavailable returns an error that matches lock.ErrUnavailable. An error of the network is only part of the text: the

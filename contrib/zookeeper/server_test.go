@@ -166,17 +166,22 @@ func (s *server) signal(t testing.TB, signal syscall.Signal) {
 
 // mode returns what the server is: leader, follower, standalone, or "" if it does not serve.
 func (s *server) mode() string {
+	_, rest, _ := strings.Cut(s.ask("srvr"), "Mode: ")
+	mode, _, _ := strings.Cut(rest, "\n")
+	return mode
+}
+
+// ask returns the answer to a command for operators, or "".
+func (s *server) ask(command string) string {
 	conn, err := net.DialTimeout("tcp", s.addr, time.Second)
 	if err != nil {
 		return ""
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
-	_, _ = conn.Write([]byte("srvr"))
+	_, _ = conn.Write([]byte(command))
 	answer, _ := io.ReadAll(conn)
-	_, rest, _ := strings.Cut(string(answer), "Mode: ")
-	mode, _, _ := strings.Cut(rest, "\n")
-	return mode
+	return string(answer)
 }
 
 // await blocks until the server serves.

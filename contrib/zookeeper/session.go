@@ -195,7 +195,10 @@ func (c *conn) Read(p []byte) (int, error) {
 // session lasts. A server that is stopped, but whose kernel accepts connections, would cost the session, even if other
 // servers are fine.
 func (c *conn) SetReadDeadline(t time.Time) error {
-	if !c.greeted && c.requested > 0 && !t.IsZero() {
+	if !c.greeted && t.IsZero() {
+		return nil // go-zookeeper would wait for the rest of the answer for ever
+	}
+	if !c.greeted && c.requested > 0 {
 		if patience := time.Now().Add(max(c.requested/3, minPatience)); t.After(patience) {
 			t = patience
 		}

@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -315,6 +317,79 @@ func TestConnectionClosedBeforeTheClient(t *testing.T) {
 	assert.Less(t, time.Since(began), closeTimeout)
 	_, err = New(t.Context(), a.conn, a.session)
 	require.ErrorIs(t, err, lock.ErrClosed)
+}
+
+// Close leaves nothing in a session that goes on, whatever its calls are at.
+func TestCloseBesideCalls(t *testing.T) {
+	t.Parallel()
+	p := open(t, []string{common.addr(t)})
+	name := unused(t)
+	for range 20 {
+		c, err := New(t.Context(), p.conn, p.session)
+		require.NoError(t, err)
+		var done sync.WaitGroup
+		for i := range 8 {
+			done.Go(func() {
+				var opts []lock.Option
+				if i%2 == 0 {
+					opts = append(opts, lock.Wait(0))
+				}
+				for {
+					h, err := c.Lock(name).Lock(context.Background(), opts...)
+					if errors.Is(err, lock.ErrClosed) {
+						return
+					}
+					if err == nil {
+						_ = h.Unlock(context.Background())
+					} else {
+						assert.ErrorIs(t, err, lock.ErrNotAcquired)
+					}
+				}
+			})
+		}
+		time.Sleep(rand.N(10 * time.Millisecond))
+		c.Close()
+		require.Empty(t, nodes(t, p.conn, name))
+		done.Wait()
+	}
+}
+
+// Many wait, and some of them leave.
+func TestManyWaiters(t *testing.T) {
+	t.Parallel()
+	addr := []string{common.addr(t)}
+	clients := []*process{open(t, addr), open(t, addr)}
+	name := unused(t)
+	h := acquire(t, clients[0].Lock(name))
+	const waiters = 300
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var done sync.WaitGroup
+	n, left := 0, atomic.Int64{}
+	for i := range waiters {
+		done.Go(func() {
+			of := t.Context()
+			if i%3 != 0 {
+				of = ctx
+			}
+			err := clients[i%2].Lock(name).Do(of, func(context.Context) error {
+				n++ // the race detector sees what is not exclusive
+				return nil
+			})
+			if errors.Is(err, lock.ErrNotAcquired) {
+				left.Add(1)
+			} else {
+				assert.NoError(t, err)
+			}
+		})
+	}
+	eventually(t, "all wait", func() bool { return len(nodes(t, clients[0].conn, name)) == 1+waiters })
+	leave()
+	require.NoError(t, h.Unlock(t.Context()))
+	done.Wait()
+	assert.Equal(t, waiters, n+int(left.Load()))
+	assert.GreaterOrEqual(t, n, waiters/3)
+	eventually(t, "nothing is left", func() bool { return len(nodes(t, clients[0].conn, name)) == 0 })
 }
 
 // A client that is closed leaves the connection as it was.
