@@ -158,7 +158,7 @@ func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
 		if ctx.Err() != nil {
 			return unavailable(err)
 		}
-		pause(ctx)
+		pause(ctx, retryPause)
 	}
 }
 
@@ -213,6 +213,6 @@ func (c *claim) Release(ctx context.Context) error {
 		if !isWithoutEffect(err) {
 			lost = errNoReply
 		}
-		pause(ctx)
+		pause(ctx, retryPause)
 	}
 }

@@ -297,6 +297,28 @@ func TestHoldsEndBeforeTheirNodes(t *testing.T) {
 	}
 }
 
+// What is known of the session may be old when claims are looked at. A claim of the next session stays.
+func TestClaimsOfALaterSessionStay(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	l := &listener{answers: make(map[int64][]byte)}
+	conn, session := connect(t, []string{addr}, timeout, l.dial)
+	require.NoError(t, session.await(t.Context(), conn))
+	s := newStore(conn, session, DefaultPrefix, zk.WorldACL(zk.PermAll))
+	client := driver.NewClient(s)
+	defer client.Close()
+	before, _ := session.state()
+	require.NoError(t, l.end(addr, before.id))
+	eventually(t, "there is another session", func() bool {
+		now, _ := session.state()
+		return now.connected && now.number > before.number
+	})
+	h := acquire(t, client.Lock(unused(t)))
+	s.expire(before, nil)
+	require.NoError(t, h.Context().Err())
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
 // A session that survives after all gives up what its client has lost.
 func TestLostHoldsAreReleasedIfTheSessionSurvives(t *testing.T) {
 	t.Parallel()
@@ -439,6 +461,32 @@ func TestServerThatStops(t *testing.T) {
 	after := <-waits
 	assert.Greater(t, after.Token(), h.Token())
 	require.NoError(t, after.Unlock(t.Context()))
+}
+
+// Calls that do not wait return soon from a server that does not answer, even if nothing watches the connection.
+func TestSilenceEndsCallsThatDoNotWait(t *testing.T) {
+	t.Parallel()
+	const long = 20 * tick
+	link := testserver.NewProxy(t, common.addr(t))
+	a := openWith(t, []string{link.Addr}, long, nil)
+	name := unused(t)
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+	link.Set(testserver.Stall)
+	defer link.Set(testserver.Pass)
+	var done sync.WaitGroup
+	for _, call := range []func() (lock.Hold, error){
+		func() (lock.Hold, error) { return a.Lock(name).TryLock(context.Background()) },
+		func() (lock.Hold, error) { return a.Lock(name).Lock(context.Background(), lock.FailFast()) },
+	} {
+		done.Go(func() {
+			began := time.Now()
+			_, err := call()
+			assert.ErrorIs(t, err, lock.ErrIndeterminate)
+			assert.NotErrorIs(t, err, context.DeadlineExceeded)
+			assert.Less(t, time.Since(began), long/beats+slack)
+		})
+	}
+	done.Wait()
 }
 
 // A server that has too many requests refuses some. Calls wait, and nothing stays.

@@ -13,9 +13,12 @@ import (
 // beats is how many times in a session timeout the session is confirmed, while there are claims.
 const beats = 5
 
-// A server that has not confirmed the session when the next time comes, or after minPatience, is left for the next
-// server. go-zookeeper pauses for a second if there is none, so less would not help.
+// minPatience is the least patience. go-zookeeper pauses for a second if there is no other server, so less would not help.
 const minPatience = time.Second
+
+// patience returns how long a server may take to confirm the session before it is left for the next server. Calls that do
+// not wait have no more either.
+func patience(now sessionState) time.Duration { return max(now.timeout/beats, minPatience) }
 
 // keep confirms the session as long as there are claims, and ends those that are over.
 func (s *store) keep() {
@@ -39,12 +42,11 @@ func (s *store) keep() {
 		connected = now.connected
 		var certain time.Time
 		certain, claims = s.expire(now, failed)
-		patience := max(period, minPatience)
 		if claims && !had && answer == nil { // its creation has confirmed the session
 			due = time.Now().Add(period)
 		}
 		if connected && !was && answer != nil { // it was sent now at the earliest
-			due = time.Now().Add(patience)
+			due = time.Now().Add(patience(now))
 		}
 
 		if connected && claims && !time.Now().Before(due) {
@@ -55,7 +57,7 @@ func (s *store) keep() {
 			} else {
 				s.session.cut()
 			}
-			due = time.Now().Add(patience)
+			due = time.Now().Add(patience(now))
 		}
 
 		next := never
@@ -99,6 +101,9 @@ func (s *store) expire(now sessionState, failed error) (certain time.Time, some 
 	certain = s.certainLocked(now)
 	over := !time.Now().Before(certain)
 	for _, c := range s.claims {
+		if c.session > now.number {
+			continue // now is old by now
+		}
 		held := c.held
 		if c.session != now.number {
 			c.endLocked(errRemoved)
@@ -209,7 +214,8 @@ func (s *store) leave(l leftover) {
 	}
 }
 
-// clean removes a leftover. It tries until the node is gone, its session has ended, or the server refuses.
+// clean removes a leftover. It tries until the node is gone or its session has ended. If the server refuses to remove a
+// node, an operator may give back the right.
 func (s *store) clean(l leftover) {
 	defer s.work.Done()
 	if l.after != nil {
@@ -230,10 +236,14 @@ func (s *store) clean(l leftover) {
 		} else {
 			err = s.search(s.ctx, l)
 		}
-		if err == nil || isRefusal(err) || s.ctx.Err() != nil {
+		if err == nil || s.ctx.Err() != nil || l.path == "" && isRefusal(err) {
 			return
 		}
-		pause(s.ctx)
+		if isRefusal(err) {
+			pause(s.ctx, refusedPause)
+		} else {
+			pause(s.ctx, retryPause)
+		}
 	}
 }
 

@@ -109,9 +109,12 @@ func (s *store) ready(ctx context.Context, once bool) (sessionState, error) {
 // retryPause is the pause after a request that has failed although the store has a connection.
 const retryPause = 20 * time.Millisecond
 
-// pause blocks for retryPause, or until ctx ends.
-func pause(ctx context.Context) {
-	timer := time.NewTimer(retryPause)
+// refusedPause is the pause before a request that the server has refused.
+const refusedPause = time.Second
+
+// pause blocks for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

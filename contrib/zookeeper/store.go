@@ -80,7 +80,7 @@ func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Claim, er
 		if !passes || ctx.Err() != nil || r.Try || r.FailFast && err != errRemoved {
 			return nil, err
 		}
-		pause(ctx)
+		pause(ctx, retryPause)
 	}
 }
 
@@ -90,7 +90,13 @@ func (s *store) attempt(ctx context.Context, r *driver.Request, number int) (*cl
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.enqueue(ctx, now, r, number)
+	short := ctx // of requests while there is no claim, for which keep would leave a server that does not answer
+	if r.Try || r.FailFast {
+		var cancel context.CancelFunc
+		short, cancel = context.WithTimeout(ctx, patience(now))
+		defer cancel()
+	}
+	c, err := s.enqueue(short, now, r, number)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +110,7 @@ func (s *store) attempt(ctx context.Context, r *driver.Request, number int) (*cl
 	}
 	if r.Try && err == lock.ErrNotAcquired {
 		// The next call that does not wait must not find this one.
-		if _, failed := s.remove(ctx, c.path); failed == nil {
+		if _, failed := s.remove(short, c.path); failed == nil {
 			return nil, err
 		}
 	}
@@ -292,7 +298,7 @@ func (s *store) again(ctx context.Context, c *claim, err error) error {
 		return unavailable(err)
 	}
 
-	pause(ctx)
+	pause(ctx, retryPause)
 	if _, err := s.ready(ctx, false); err != nil {
 		return err
 	}

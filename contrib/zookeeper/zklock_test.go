@@ -259,6 +259,24 @@ func TestRefusalsAreTheServers(t *testing.T) {
 	require.ErrorIs(t, err, zk.ErrNoAuth)
 }
 
+// The rights to release a lock are taken away, and come back later.
+func TestReleaseThatIsRefused(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	a, b := open(t, []string{addr}), open(t, []string{addr})
+	name := unused(t)
+	folder := DefaultPrefix + "/" + locks + "/" + escape(name)
+	h := acquire(t, a.Lock(name))
+	_, err := b.conn.SetACL(folder, zk.WorldACL(zk.PermAll&^zk.PermDelete), -1)
+	require.NoError(t, err)
+	require.ErrorIs(t, h.Unlock(t.Context()), zk.ErrNoAuth)
+	require.Len(t, nodes(t, b.conn, name), 1)
+
+	_, err = b.conn.SetACL(folder, zk.WorldACL(zk.PermAll), -1)
+	require.NoError(t, err)
+	require.NoError(t, acquire(t, b.Lock(name)).Unlock(t.Context()))
+}
+
 func TestNewChecksItsArguments(t *testing.T) {
 	t.Parallel()
 	conn, session := connect(t, []string{common.addr(t)}, timeout, nil)
