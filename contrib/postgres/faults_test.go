@@ -19,6 +19,7 @@ import (
 
 	pglock "github.com/redlatch/redlatch/contrib/postgres"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 )
@@ -174,13 +175,13 @@ func TestStopped(t *testing.T) {
 // What an acquisition whose reply was lost has taken is found by the next attempt of the call, or removed.
 func TestLostReply(t *testing.T) {
 	each(t, func(t *testing.T, k kind, s *server) {
-		p := newProxy(t, s.addr())
-		c := k.make(t, newPool(t, p.addr()), pglock.TTL(time.Minute))
+		p := testserver.NewProxy(t, s.addr())
+		c := k.make(t, newPool(t, p.Addr), pglock.TTL(time.Minute))
 		other := k.make(t, newPool(t, s.addr()))
 		require.NoError(t, acquire(t, c.Lock("before")).Unlock(t.Context()))
 		for _, leaves := range []bool{false, true} {
 			name := fmt.Sprintf("lost-reply-%s-%t", k.name, leaves)
-			p.set(mute)
+			p.Set(testserver.Mute)
 			ctx, cancel := context.WithCancel(t.Context())
 			call := harness.StartLock(t, ctx, c.Lock(name))
 			harness.Eventually(t, soon, "the server has it", func() bool { return len(left(t, s, name)) == 1 })
@@ -188,8 +189,8 @@ func TestLostReply(t *testing.T) {
 				cancel()
 				require.ErrorIs(t, call.End(), lock.ErrIndeterminate)
 			}
-			p.set(cut)
-			p.set(pass)
+			p.Down()
+			p.Set(testserver.Pass)
 			if leaves {
 				require.NoError(t, acquire(t, other.Lock(name)).Unlock(t.Context()))
 			} else {
@@ -220,8 +221,8 @@ func TestHistory(t *testing.T) {
 		defer cancel()
 		var all sync.WaitGroup
 		for range 4 {
-			p := newProxy(t, s.addr())
-			c := k.make(t, newPool(t, p.addr()), opts...)
+			p := testserver.NewProxy(t, s.addr())
+			c := k.make(t, newPool(t, p.Addr), opts...)
 			for range 2 {
 				all.Go(func() { h.work(ctx, t, c.Lock(name), direct, data) })
 			}
@@ -238,24 +239,24 @@ func TestHistory(t *testing.T) {
 }
 
 // disturb has a proxy fail at random.
-func disturb(ctx context.Context, p *proxy) {
-	defer p.set(pass)
+func disturb(ctx context.Context, p *testserver.Proxy) {
+	defer p.Set(testserver.Pass)
 	for ctx.Err() == nil {
 		sleep(ctx, rand.N(ttl))
 		switch rand.N(3) {
 		case 0: // as two ends hear of it
-			p.set(cut)
+			p.Down()
 			sleep(ctx, rand.N(200*time.Millisecond))
 		case 1:
-			p.set(stall)
+			p.Set(testserver.Stall)
 			sleep(ctx, ttl/2+rand.N(2*ttl))
-			p.set(cut)
+			p.Down()
 		case 2:
-			p.set(mute)
+			p.Set(testserver.Mute)
 			sleep(ctx, rand.N(200*time.Millisecond))
-			p.set(cut)
+			p.Down()
 		}
-		p.set(pass)
+		p.Set(testserver.Pass)
 	}
 }
 

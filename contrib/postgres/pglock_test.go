@@ -15,6 +15,7 @@ import (
 
 	pglock "github.com/redlatch/redlatch/contrib/postgres"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/driver"
 	"github.com/redlatch/redlatch/lock/locktest"
@@ -86,7 +87,7 @@ func lost(t testing.TB, h lock.Hold, within time.Duration) *lock.LostError {
 // client is what locktest needs of a client, behind a proxy of its own.
 type client struct {
 	*driver.Client
-	proxy *proxy
+	proxy *testserver.Proxy
 }
 
 func (c client) Lock(name string) lock.Locker { return c.Client.Lock(name) }
@@ -95,24 +96,26 @@ func (c client) Lock(name string) lock.Locker { return c.Client.Lock(name) }
 func suite(k kind, s *server, addr string, opts ...pglock.Option) locktest.Suite {
 	return locktest.Suite{
 		NewClient: func(t testing.TB) locktest.Client {
-			p := newProxy(t, addr)
-			return client{k.make(t, newPool(t, p.addr()), opts...), p}
+			p := testserver.NewProxy(t, addr)
+			return client{k.make(t, newPool(t, p.Addr), opts...), p}
 		},
 		Kind: "postgres", Reentrant: true, Leased: true, Extends: true, AtLeast: true, Closes: true, Expires: true,
 		Fenced: strings.HasPrefix(k.name, "table"),
 		Settle: 300 * time.Millisecond, Expiry: ttl + ttl/2,
-		CutOff: cutOff(cut),
+		CutOff: cutOff((*testserver.Proxy).Down),
 		Left:   func(t testing.TB, name string) []string { return left(t, s, name) },
 	}
 }
 
-func cutOff(m mode) func(t testing.TB, c locktest.Client) (restore func()) {
+func cutOff(fault func(*testserver.Proxy)) func(t testing.TB, c locktest.Client) (restore func()) {
 	return func(_ testing.TB, c locktest.Client) (restore func()) {
 		p := c.(client).proxy
-		p.set(m)
-		return func() { p.set(pass) }
+		fault(p)
+		return func() { p.Set(testserver.Pass) }
 	}
 }
+
+func stall(p *testserver.Proxy) { p.Set(testserver.Stall) }
 
 // left returns what the server has of a lock: sessions that have it or wait for it, its owner, and its queue.
 func left(t testing.TB, s *server, name string) (found []string) {
@@ -167,11 +170,13 @@ func TestConformance(t *testing.T) {
 	// The readers of a read-write lock.
 	readers := suite(kind{"advisory", advisory.make}, s, s.addr())
 	readers.NewClient = func(t testing.TB) locktest.Client {
-		p := newProxy(t, s.addr())
-		return reader{client{advisory.make(t, newPool(t, p.addr())), p}}
+		p := testserver.NewProxy(t, s.addr())
+		return reader{client{advisory.make(t, newPool(t, p.Addr)), p}}
 	}
 	readers.Rival = func(c locktest.Client, name string) lock.Locker { return c.(reader).RWLock(name).Write() }
-	readers.CutOff = func(t testing.TB, c locktest.Client) func() { return cutOff(cut)(t, c.(reader).client) }
+	readers.CutOff = func(t testing.TB, c locktest.Client) func() {
+		return cutOff((*testserver.Proxy).Down)(t, c.(reader).client)
+	}
 	readers.AtLeast = false
 	run("advisory-readers", readers)
 
