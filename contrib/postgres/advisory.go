@@ -424,46 +424,26 @@ func (d *advisory) waiter(ctx context.Context) *session {
 // ask makes a request for a claim, and blocks until the answer or until ctx ends. With failFast it gives up after patience.
 // The error is errLeft if it has left the request.
 func (d *advisory) ask(ctx context.Context, s *session, q query, c *advisoryClaim, failFast bool) (answer, error) {
-	sent := time.Now()
-	r := newReply()
-	if !s.send(q, c.key, r.receive) {
+	r, answers := s.ask(q, c.key)
+	if r == nil {
 		return answer{}, unavailable(s.ended())
 	}
 
-	var giveUp <-chan time.Time
 	if failFast {
-		timer := time.NewTimer(patience)
-		defer timer.Stop()
-		giveUp = timer.C
+		bounded, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		ctx = bounded
 	}
-	var unsure <-chan time.Time
 	if q.waits() && !c.refused.Load() {
-		timer := time.NewTimer(probeAfter)
-		defer timer.Stop()
-		unsure = timer.C
+		unsure := time.AfterFunc(probeAfter, func() { d.probe(c) })
+		defer unsure.Stop()
 	}
-
-	var a answer
-	arrived := true
-	select {
-	case a = <-r.answers:
-	case <-unsure:
-		d.probe(c)
-		select {
-		case a = <-r.answers:
-		case <-ctx.Done():
-			arrived = false
-		}
-	case <-ctx.Done():
-		arrived = false
-	case <-giveUp:
-		arrived = false
-	}
-	if !arrived && d.leave(s, q, c, r, sent) {
+	a, arrived := s.await(ctx, answers)
+	if !arrived && d.leave(s, c, r) {
 		return a, errLeft
 	}
 	if !arrived {
-		a = <-r.answers
+		a = <-answers
 	}
 
 	if a.err == nil {
@@ -496,9 +476,10 @@ func (d *advisory) probe(c *advisoryClaim) {
 }
 
 // leave has the answer to a request undone, unless it has arrived.
-func (d *advisory) leave(s *session, q query, c *advisoryClaim, r *reply, sent time.Time) bool {
+func (d *advisory) leave(s *session, c *advisoryClaim, r *call) bool {
+	q := r.q
 	s.givenUp.Store(q.waits())
-	left := r.leave(func(a answer) {
+	left := s.leave(r, func(a answer) {
 		s.givenUp.Store(false)
 		if q.waits() || q == ping {
 			s.send(unlockAll, 0, nil)
@@ -514,11 +495,11 @@ func (d *advisory) leave(s *session, q query, c *advisoryClaim, r *reply, sent t
 
 	c.err = lock.ErrNotAcquired
 	if !c.refused.Load() {
-		c.err = unknown(fmt.Errorf("the server has not answered for %v", time.Since(sent).Round(time.Millisecond)))
+		c.err = unknown(fmt.Errorf("the server has not answered for %v", time.Since(r.sent).Round(time.Millisecond)))
 	}
 	if q.waits() {
 		d.unblock(s)
-	} else if time.Since(sent) >= patience {
+	} else if time.Since(r.sent) >= patience {
 		c.gate.heard(c.err)
 	}
 	return true
@@ -534,7 +515,7 @@ func (d *advisory) unblock(s *session) {
 		if a.err != nil && s.givenUp.Load() {
 			end()
 		}
-	})
+	}) != nil
 	if !sent {
 		end()
 	}
@@ -679,22 +660,20 @@ func (c *advisoryClaim) Release(ctx context.Context) error {
 
 // request makes a request on the session that has the claim, calls then, and blocks until the answer or until ctx ends.
 func (c *advisoryClaim) request(ctx context.Context, q query, then func()) (answer, error) {
-	r := newReply()
-	sent := c.s.send(q, c.key, r.receive)
+	sent, answers := c.s.ask(q, c.key)
 	if then != nil {
 		then()
 	}
-	if !sent {
+	if sent == nil {
 		return answer{}, lock.ErrLost
 	}
 
-	select {
-	case a := <-r.answers:
-		if errors.Is(a.err, errSession) {
-			return a, unknown(a.err)
-		}
-		return a, nil
-	case <-ctx.Done():
+	a, arrived := c.s.await(ctx, answers)
+	if !arrived {
 		return answer{}, unknown(errors.New("the server has not answered in time"))
 	}
+	if errors.Is(a.err, errSession) {
+		return a, unknown(a.err)
+	}
+	return a, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,8 +22,11 @@ import (
 )
 
 // session is a connection of its own, on which several callers make requests. They are sent without waiting for the answers
-// to earlier ones, and a goroutine reads the answers. So a caller that leaves does not break the connection, which has the
-// locks of others, and the client learns at once that the server has ended the session.
+// to earlier ones. So a caller that leaves does not break the connection, which has the locks of others.
+//
+// A caller that waits for its answer reads, if nobody else does, and passes the answers of others on: no other goroutine
+// has to wake up first. When the session has been quiet for a moment a goroutine reads, which learns at once that the server
+// has ended the session.
 type session struct {
 	conn  net.Conn
 	raw   net.Conn // below TLS: to close it never blocks
@@ -32,6 +36,8 @@ type session struct {
 
 	onEnd    func(*session, error)
 	onNotify func(payload string)
+	reader   chan struct{} // has a token while nobody reads
+	partial  answer        // what was read of an answer; only the reader uses it
 	read     chan struct{} // closed when nothing more is read
 	givenUp  atomic.Bool   // the request that waits on it
 
@@ -39,6 +45,7 @@ type session struct {
 	err       error   // why the session has ended
 	pending   []*call // that have no answer, in the order in which they were sent
 	sent      time.Time
+	writable  time.Time // the deadline for writing
 	confirmed time.Time // when the latest request with an answer was sent
 	unblocked time.Time // when the answer to the latest request that waits came
 
@@ -48,11 +55,14 @@ type session struct {
 	gone   bool
 }
 
-// call is a request without an answer.
+// call is a request.
 type call struct {
-	q        query
-	sent     time.Time
-	answered func(answer) // called once, on the goroutine that reads; it does not block
+	q    query
+	sent time.Time
+
+	// The mutex of the session guards what follows.
+	answered func(answer) // called once, on the goroutine that reads, unless it is nil; it does not block
+	over     bool         // it is called, or will be
 }
 
 // answer is the answer to a request.
@@ -145,9 +155,11 @@ func (d dialer) connect(
 	_ = hijacked.Conn.SetDeadline(time.Time{})
 	s := &session{
 		conn: hijacked.Conn, raw: raw, front: hijacked.Frontend, pid: hijacked.PID, ttl: d.ttl, onEnd: onEnd, onNotify: onNotify,
-		read: make(chan struct{}), sent: sent, confirmed: sent, claims: make(map[*advisoryClaim]struct{}),
+		reader: make(chan struct{}, 1), read: make(chan struct{}), sent: sent, confirmed: sent,
+		claims: make(map[*advisoryClaim]struct{}),
 	}
-	go s.receive()
+	s.reader <- struct{}{}
+	go s.watch()
 	return s, nil
 }
 
@@ -248,12 +260,12 @@ func (d dialer) keepAlive(conn net.Conn) {
 	}
 }
 
-// send sends a request and reports whether it did. It blocks for writeTimeout at most. answered is called if it did.
-func (s *session) send(q query, arg int64, answered func(answer)) bool {
+// send sends a request, and returns nil if the session has ended. It blocks for two writeTimeouts at most.
+func (s *session) send(q query, arg int64, answered func(answer)) *call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
-		return false
+		return nil
 	}
 
 	if q != ping {
@@ -266,45 +278,130 @@ func (s *session) send(q query, arg int64, answered func(answer)) bool {
 	s.front.SendSync(&pgproto3.Sync{})
 
 	s.sent = time.Now()
-	s.pending = append(s.pending, &call{q, s.sent, answered})
-	_ = s.conn.SetWriteDeadline(s.sent.Add(writeTimeout))
+	c := &call{q: q, sent: s.sent, answered: answered}
+	s.pending = append(s.pending, c)
+	if s.writable.Before(s.sent.Add(writeTimeout)) { // seldom: it may wake another thread
+		s.writable = s.sent.Add(2 * writeTimeout)
+		_ = s.conn.SetWriteDeadline(s.writable)
+	}
 	if err := s.front.Flush(); err != nil {
 		_ = s.raw.Close() // the reader ends the session, and with it the request
 	}
+	return c
+}
+
+// ask sends a request whose answer comes to a channel. The call is nil if the session has ended.
+func (s *session) ask(q query, arg int64) (*call, <-chan answer) {
+	answers := make(chan answer, 1)
+	return s.send(q, arg, func(a answer) { answers <- a }), answers
+}
+
+// await waits for an answer, and reports false if ctx ends before.
+func (s *session) await(ctx context.Context, answers <-chan answer) (answer, bool) {
+	select {
+	case a := <-answers:
+		return a, true
+	case <-ctx.Done():
+		return answer{}, false
+	case <-s.reader:
+	}
+	defer func() { s.reader <- struct{}{} }()
+
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
+		close(interrupted)
+	})
+	defer func() {
+		if !stop() {
+			<-interrupted
+			_ = s.conn.SetReadDeadline(time.Time{})
+		}
+	}()
+	for {
+		select {
+		case a := <-answers:
+			return a, true
+		default:
+		}
+		err := s.receive()
+		if err == nil {
+			continue
+		}
+		if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+			return answer{}, false
+		}
+		s.end(err)
+		return <-answers, true
+	}
+}
+
+// leave has f called with the answer to a call, unless it has arrived. Then it reports false.
+func (s *session) leave(c *call, f func(answer)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.over {
+		return false
+	}
+	c.answered = f
 	return true
 }
 
-// receive reads until the session ends.
-func (s *session) receive() {
-	defer close(s.read)
-	var a answer
-	for {
-		m, err := s.front.Receive()
-		if err != nil {
-			s.end(err)
-			return
-		}
+// quiet is after what time without a request a goroutine reads.
+const quiet = time.Millisecond
 
-		switch m := m.(type) {
-		case *pgproto3.DataRow:
-			if len(m.Values) > 0 {
-				a.value = string(m.Values[0])
-			}
-		case *pgproto3.ErrorResponse:
-			pg := pgconn.ErrorResponseToPgError(m)
-			a.err = pg
-			if ends(pg) {
-				s.end(pg)
-			}
-		case *pgproto3.NotificationResponse:
-			if s.onNotify != nil {
-				s.onNotify(m.Payload)
-			}
-		case *pgproto3.ReadyForQuery:
-			s.answer(a)
-			a = answer{}
+// watch reads while nobody waits for an answer, until the session ends.
+func (s *session) watch() {
+	defer close(s.read)
+	for s.ended() == nil {
+		if s.used() {
+			time.Sleep(quiet)
+			continue
 		}
+		<-s.reader
+		if err := s.receive(); err != nil {
+			s.end(err)
+		}
+		s.reader <- struct{}{}
 	}
+	<-s.reader
+}
+
+// used reports whether there was a request a moment ago.
+func (s *session) used() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.sent) < quiet
+}
+
+// receive reads a message.
+func (s *session) receive() error {
+	m, err := s.front.Receive()
+	if err != nil {
+		return err
+	}
+
+	switch m := m.(type) {
+	case *pgproto3.DataRow:
+		if len(m.Values) > 0 {
+			s.partial.value = string(m.Values[0])
+		}
+	case *pgproto3.ErrorResponse:
+		pg := pgconn.ErrorResponseToPgError(m)
+		s.partial.err = pg
+		if ends(pg) {
+			s.end(pg)
+		}
+	case *pgproto3.NotificationResponse:
+		if s.onNotify != nil {
+			s.onNotify(m.Payload)
+		}
+	case *pgproto3.ReadyForQuery:
+		a := s.partial
+		s.partial = answer{}
+		s.answer(a)
+	}
+	return nil
 }
 
 // answer passes an answer on.
@@ -316,6 +413,7 @@ func (s *session) answer(a answer) {
 	}
 	c := s.pending[0]
 	s.pending = s.pending[1:]
+	c.over = true
 	if c.sent.After(s.confirmed) {
 		s.confirmed = c.sent
 	}
@@ -340,6 +438,9 @@ func (s *session) end(err error) {
 	s.err = fmt.Errorf("%w: %w", errSession, storeError{err})
 	pending := s.pending
 	s.pending = nil
+	for _, c := range pending {
+		c.over = true
+	}
 	s.mu.Unlock()
 
 	for _, c := range pending {
@@ -405,39 +506,4 @@ func (s *session) tend(now time.Time) {
 	} else if due {
 		s.send(ping, 0, nil)
 	}
-}
-
-// reply receives the answer to one request, for a caller that may leave before.
-type reply struct {
-	mu      sync.Mutex
-	left    func(answer) // set by a caller that has left
-	arrived bool
-	answers chan answer
-}
-
-func newReply() *reply { return &reply{answers: make(chan answer, 1)} }
-
-// receive is for session.send.
-func (r *reply) receive(a answer) {
-	r.mu.Lock()
-	left := r.left
-	r.arrived = left == nil
-	r.mu.Unlock()
-
-	if left != nil {
-		left(a)
-		return
-	}
-	r.answers <- a
-}
-
-// leave has f called with the answer, on the goroutine that reads, unless the answer has arrived. Then it reports false.
-func (r *reply) leave(f func(answer)) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.arrived {
-		return false
-	}
-	r.left = f
-	return true
 }
