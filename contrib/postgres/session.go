@@ -263,8 +263,8 @@ func (d dialer) keepAlive(conn net.Conn) {
 // send sends a request, and returns nil if the session has ended. It blocks for two writeTimeouts at most.
 func (s *session) send(q query, arg int64, answered func(answer)) *call {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.err != nil {
+		s.mu.Unlock()
 		return nil
 	}
 
@@ -284,8 +284,10 @@ func (s *session) send(q query, arg int64, answered func(answer)) *call {
 		s.writable = s.sent.Add(2 * writeTimeout)
 		_ = s.conn.SetWriteDeadline(s.writable)
 	}
-	if err := s.front.Flush(); err != nil {
-		_ = s.raw.Close() // the reader ends the session, and with it the request
+	err := s.front.Flush()
+	s.mu.Unlock()
+	if err != nil {
+		s.end(err)
 	}
 	return c
 }
