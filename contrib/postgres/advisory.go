@@ -650,7 +650,7 @@ func (c *advisoryClaim) Release(ctx context.Context) error {
 		return err
 	}
 	if a.err != nil {
-		return failed(a.err)
+		return unknown(a.err) // the session has ended with it
 	}
 	if a.value != yes {
 		return lock.ErrLost

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -201,6 +202,26 @@ func TestLostReply(t *testing.T) {
 			harness.Eventually(t, soon, "nothing is left", func() bool { return len(left(t, s, name)) == 0 })
 		}
 	})
+}
+
+// A lock that the server does not unlock is released with its session.
+func TestUnlockRefused(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	admin := newPool(t, s.addr())
+	_, err := admin.Exec(t.Context(), "CREATE ROLE somebody LOGIN")
+	require.NoError(t, err)
+	pool, err := pgxpool.New(t.Context(), strings.Replace(s.url(), "postgres@", "somebody@", 1))
+	require.NoError(t, err)
+	defer pool.Close()
+	c, other := advisory.make(t, pool, pglock.TTL(time.Minute)), advisory.make(t, admin)
+	h := acquire(t, c.Lock("refused"))
+	waiting := harness.StartLock(t, t.Context(), other.Lock("refused"))
+	_, err = admin.Exec(t.Context(), "REVOKE EXECUTE ON FUNCTION pg_advisory_unlock(bigint) FROM PUBLIC")
+	require.NoError(t, err)
+	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrIndeterminate)
+	require.NoError(t, waiting.End())
+	require.NoError(t, waiting.Value.Unlock(t.Context()))
 }
 
 // Under faults holds do not overlap, tokens grow, and a row that checks tokens takes nothing from an old holder.

@@ -110,6 +110,19 @@ var advisoryQueries = map[query]string{
 // waits reports whether the answer waits for other sessions.
 func (q query) waits() bool { return q == waitLock || q == waitShared }
 
+// doubtful reports whether a session may have a lock after that error that no claim has. Only its end releases that. This client
+// cancels requests that wait, and others may be cancelled by hand, or by a cancellation that comes late.
+func (q query) doubtful(pg *pgconn.PgError) bool {
+	switch q {
+	case unlock, unlockShared, unlockAll:
+		return true
+	case tryLock, tryShared:
+		return pg.Code == codeCanceled
+	default:
+		return false
+	}
+}
+
 // dialer makes sessions.
 type dialer struct {
 	pool *pgxpool.Pool
@@ -424,6 +437,9 @@ func (s *session) answer(a answer) {
 	}
 	s.mu.Unlock()
 
+	if pg := serverError(a.err); pg != nil && c.q.doubtful(pg) {
+		s.end(pg)
+	}
 	a.sent = c.sent
 	if c.answered != nil {
 		c.answered(a)
