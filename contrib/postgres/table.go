@@ -526,22 +526,12 @@ func (d *table) renewSome(claims []*tableClaim) bool {
 		return false
 	}
 
-	var gone []*tableClaim
-	d.mu.Lock()
 	for _, c := range claims {
-		if until := sent.Add(d.ttl); held[c.owner] && until.After(c.until) {
-			c.until = until
+		if held[c.owner] {
+			c.lasts(sent, d.ttl)
+		} else {
+			c.gone()
 		}
-		if _, is := d.claims[c]; is && !held[c.owner] {
-			delete(d.claims, c)
-			c.ended = true
-			gone = append(gone, c)
-		}
-	}
-	d.mu.Unlock()
-	for _, c := range gone {
-		c.lost(lock.ReasonGone, nil)
-		c.leave()
 	}
 	return true
 }
@@ -703,6 +693,24 @@ type tableClaim struct {
 	ended bool
 }
 
+// end notes that the claim has ended, and reports whether that is new.
+func (c *tableClaim) end() bool {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	ended := c.ended
+	c.ended = true
+	delete(c.d.claims, c)
+	return !ended
+}
+
+// gone ends a claim that the server does not have.
+func (c *tableClaim) gone() {
+	if c.end() {
+		c.lost(lock.ReasonGone, nil)
+		c.leave()
+	}
+}
+
 func (c *tableClaim) leave() {
 	if c.gate != nil {
 		c.gate.leave(nil)
@@ -731,25 +739,26 @@ func (c *tableClaim) Extend(ctx context.Context, lease time.Duration) error {
 		return err
 	}
 	if !found {
+		c.gone()
 		return lock.ErrLost
 	}
 
+	c.lasts(sent, lease)
+	return nil
+}
+
+// lasts notes that the server has given the claim that lease, with a request that was sent then.
+func (c *tableClaim) lasts(sent time.Time, lease time.Duration) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	if until := sent.Add(lease); until.After(c.until) {
 		c.until = until
 	}
-	return nil
 }
 
 // Release implements driver.Claim.
 func (c *tableClaim) Release(ctx context.Context) error {
-	c.d.mu.Lock()
-	ended := c.ended
-	c.ended = true
-	delete(c.d.claims, c)
-	c.d.mu.Unlock()
-	if ended {
+	if !c.end() {
 		return lock.ErrLost
 	}
 	defer c.leave()

@@ -145,8 +145,19 @@ func TestGone(t *testing.T) {
 	_, err := pool.Exec(context.Background(), "UPDATE redlatch_locks SET owner = NULL WHERE name = 'gone'")
 	require.NoError(t, err)
 	require.Equal(t, lock.ReasonGone, lost(t, h, ttl).Reason)
+	remove := func() {
+		_, err = pool.Exec(context.Background(), "DELETE FROM redlatch_locks WHERE name = 'gone'")
+		require.NoError(t, err)
+	}
 	h = acquire(t, c.Lock("gone"))
-	_, err = pool.Exec(context.Background(), "DELETE FROM redlatch_locks WHERE name = 'gone'")
-	require.NoError(t, err)
+	remove()
 	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+	for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}} {
+		h = acquire(t, c.Lock("gone"), opts...)
+		remove()
+		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
+		lost(t, h, 0)
+	}
+	require.NoError(t, acquire(t, c.Lock("gone")).Unlock(t.Context()))
 }
