@@ -148,6 +148,13 @@ type leftover struct {
 	again time.Time // until when the server may still carry out the request
 }
 
+// margin is how much earlier than the server the client ends a lease: the clock of the server may be faster by a thousandth, which
+// is twice what NTP corrects, and the timer that ends the hold fires a moment late.
+func margin(lease time.Duration) time.Duration { return lease/1000 + time.Millisecond }
+
+// onServer returns the seconds of a lease for the server.
+func onServer(lease time.Duration) float64 { return lease.Seconds() + margin(lease).Seconds() }
+
 // zombieTime is for how long a request that was broken off is carried out at most.
 const zombieTime = time.Second
 
@@ -385,12 +392,12 @@ func (d *table) takeOnce(ctx context.Context, c *tableClaim) error {
 		if had && c.freeIn > 0 {
 			// The reply to an earlier attempt was lost.
 			granted = true
-			c.until = sent.Add(c.freeIn)
+			c.until = sent.Add(c.freeIn - margin(c.freeIn))
 		} else {
 			c.until = sent.Add(c.lease)
 		}
 		return nil
-	}, c.name, c.owner, c.lease.Seconds(), d.grace.Seconds())
+	}, c.name, c.owner, onServer(c.lease), d.grace.Seconds())
 
 	if errors.Is(err, lock.ErrIndeterminate) {
 		c.unknown = true
@@ -521,7 +528,7 @@ func (d *table) renewSome(claims []*tableClaim) bool {
 		err := row.Scan(&owner)
 		held[owner] = true
 		return err
-	}, names, owners, d.ttl.Seconds())
+	}, names, owners, onServer(d.ttl))
 	if err != nil {
 		return false
 	}
@@ -734,7 +741,7 @@ func (c *tableClaim) Extend(ctx context.Context, lease time.Duration) error {
 	err := c.d.query(ctx, c.d.sql.extend, func(pgx.Rows) error {
 		found = true
 		return nil
-	}, c.name, c.owner, lease.Seconds())
+	}, c.name, c.owner, onServer(lease))
 	if err != nil {
 		return err
 	}

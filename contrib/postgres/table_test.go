@@ -161,3 +161,25 @@ func TestGone(t *testing.T) {
 	}
 	require.NoError(t, acquire(t, c.Lock("gone")).Unlock(t.Context()))
 }
+
+// A client ends a lease before the server, whose clock may be faster.
+func TestLeaseOnServer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, commonServer(t).addr())
+	c := newTable(t, pool, pglock.TTL(time.Hour))
+	ahead := func(h lock.Hold) {
+		remaining := h.Remaining()
+		var seconds float64
+		err := pool.QueryRow(t.Context(), "SELECT extract(epoch FROM until - clock_timestamp())::float8 FROM redlatch_locks WHERE name = $1", h.Name()).Scan(&seconds)
+		require.NoError(t, err)
+		require.Greater(t, seconds, (remaining + time.Hour/2000).Seconds())
+	}
+	h := acquire(t, c.Lock("on-server"))
+	ahead(h)
+	require.NoError(t, h.Extend(t.Context(), 2*time.Hour))
+	ahead(h)
+	require.NoError(t, h.Unlock(t.Context()))
+	h = acquire(t, c.Lock("on-server"), lock.Lease(2*time.Hour))
+	ahead(h)
+	require.NoError(t, h.Unlock(t.Context()))
+}
