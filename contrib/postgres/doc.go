@@ -96,7 +96,8 @@
 // client that dies in the queue keeps the others waiting once, for 6 s at most, or about three intervals if they ask.
 //
 // Every statement is a transaction of its own, correct at isolation level READ COMMITTED, which is the default: it locks the
-// row, and then evaluates its conditions for what it has locked. At the stricter levels it may fail, and is repeated.
+// row, and then evaluates its conditions for what it has locked. At the stricter levels it may fail: a call that waits repeats
+// it, and the error of others matches lock.ErrUnavailable.
 // Commits have to be durable: synchronous_commit must not be off, and after a failover to a standby that does not replicate
 // synchronously the lock may be forgotten. A token that was issued before may then be issued again.
 //

@@ -84,6 +84,17 @@ func failed(err error) error {
 	return storeError{err}
 }
 
+// refused returns the error of a constructor, whose requests change nothing.
+func refused(err error) error {
+	if errors.Is(err, lock.ErrUnsupported) || errors.Is(err, lock.ErrUnavailable) {
+		return err
+	}
+	if pg := serverError(err); pg != nil && !ends(pg) {
+		return failed(err)
+	}
+	return unavailable(err)
+}
+
 // ends reports whether the server ends the session with that error.
 func ends(pg *pgconn.PgError) bool {
 	severity := pg.SeverityUnlocalized

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -202,6 +204,112 @@ func TestLostReply(t *testing.T) {
 			harness.Eventually(t, soon, "nothing is left", func() bool { return len(left(t, s, name)) == 0 })
 		}
 	})
+}
+
+// A standby takes no locks. A client whose server becomes one waits until there is a primary again.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	pool := newPool(t, s.addr())
+	sessions, rows := advisory.make(t, pool, pglock.TTL(time.Minute)), newTable(t, pool, pglock.TTL(time.Minute))
+	h := acquire(t, rows.Lock("standby"))
+	restart := func() {
+		s.stop(syscall.SIGINT)
+		require.NoError(t, s.start())
+		pool.Reset()
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(s.data(), "standby.signal"), nil, 0o644))
+	restart()
+
+	_, err := pglock.NewAdvisory(t.Context(), pool)
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	require.ErrorContains(t, err, "standby")
+	_, err = pglock.NewTable(t.Context(), pool)
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	require.ErrorContains(t, err, "standby")
+	var waiting []*harness.Call[lock.Hold]
+	for _, c := range []*driver.Client{sessions, rows.Client} {
+		harness.Eventually(t, soon, "the standby refuses", func() bool {
+			_, err = c.Lock("standby-other").TryLock(t.Context())
+			return strings.Contains(err.Error(), "standby") || strings.Contains(err.Error(), "25006")
+		})
+		require.ErrorIs(t, err, lock.ErrUnavailable)
+		waiting = append(waiting, harness.StartLock(t, t.Context(), c.Lock("standby-other")))
+	}
+	require.NoError(t, h.Context().Err())
+
+	require.NoError(t, os.Remove(filepath.Join(s.data(), "standby.signal")))
+	restart()
+	for _, w := range waiting {
+		require.NoError(t, w.End())
+		require.NoError(t, w.Value.Unlock(t.Context()))
+	}
+	harness.Eventually(t, soon, "the hold is extended", func() bool { return h.Extend(t.Context(), time.Minute) == nil })
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// The time limits of an operator end neither a wait nor a hold, and transactions of any isolation level take locks.
+func TestLimits(t *testing.T) {
+	each(t, func(t *testing.T, k kind, s *server) {
+		limits := "?statement_timeout=300&lock_timeout=300&idle_session_timeout=300&idle_in_transaction_session_timeout=300" +
+			"&default_transaction_isolation=serializable"
+		newPool := func() *pgxpool.Pool {
+			pool, err := pgxpool.New(t.Context(), s.url()+limits)
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			return pool
+		}
+		c, other := k.make(t, newPool()), k.make(t, newPool())
+		h := acquire(t, c.Lock("limits-"+k.name))
+		waiting := harness.StartLock(t, t.Context(), other.Lock("limits-"+k.name))
+		time.Sleep(ttl + ttl/4)
+		require.NoError(t, context.Cause(h.Context()))
+		require.True(t, waiting.Running())
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, waiting.End())
+		require.NoError(t, waiting.Value.Unlock(t.Context()))
+
+		var callers sync.WaitGroup
+		for i := range 6 {
+			callers.Go(func() {
+				for range 10 {
+					l := []*driver.Client{c, other}[i%2].Lock("limits-" + k.name)
+					err := l.Do(t.Context(), func(context.Context) error { return nil })
+					assert.NoError(t, err)
+					h, err := l.TryLock(t.Context())
+					if err == nil {
+						assert.NoError(t, h.Unlock(t.Context()))
+					} else if !errors.Is(err, lock.ErrNotAcquired) {
+						assert.ErrorIs(t, err, lock.ErrUnavailable) // it was rolled back because of others
+					}
+				}
+			})
+		}
+		callers.Wait()
+	})
+}
+
+// A client waits although the server has no more connections for it.
+func TestTooManyConnections(t *testing.T) {
+	t.Parallel()
+	s := commonServer(t)
+	admin := newPool(t, s.addr())
+	_, err := admin.Exec(t.Context(), "DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN CONNECTION LIMIT 1")
+	require.NoError(t, err)
+	pool, err := pgxpool.New(t.Context(), strings.Replace(s.url(), "postgres@", "few@", 1))
+	require.NoError(t, err)
+	defer pool.Close()
+	c, other := advisory.make(t, pool), advisory.make(t, admin)
+	h := acquire(t, other.Lock("few"))
+	_, err = pglock.NewAdvisory(t.Context(), pool)
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	require.ErrorContains(t, err, "too many connections")
+	waiting := harness.StartLock(t, t.Context(), c.Lock("few"))
+	_, err = c.Lock("few").Lock(t.Context(), lock.Wait(100*time.Millisecond))
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, waiting.End())
+	require.NoError(t, waiting.Value.Unlock(t.Context()))
 }
 
 // A lock that the server does not unlock is released with its session.

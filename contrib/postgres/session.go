@@ -157,7 +157,7 @@ func (d dialer) connect(
 		closing, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		_ = conn.Close(closing)
-		return nil, d.refused(err)
+		return nil, refused(err)
 	}
 
 	raw := hijacked.Conn
@@ -202,17 +202,6 @@ func (d dialer) dial(ctx context.Context) (*pgx.Conn, error) {
 		return nil, unavailable(err)
 	}
 	return conn, nil
-}
-
-// refused returns the error for a connection that cannot be used.
-func (d dialer) refused(err error) error {
-	if errors.Is(err, lock.ErrUnsupported) || errors.Is(err, lock.ErrUnavailable) {
-		return err
-	}
-	if pg := serverError(err); pg != nil && !ends(pg) {
-		return failed(err)
-	}
-	return unavailable(err)
 }
 
 // configure prepares a session that lasts: it has no time limits of its own, and the server ends it after silence.

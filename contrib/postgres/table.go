@@ -240,7 +240,7 @@ func (d *table) verify(ctx context.Context) error {
 	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::bigint, pg_is_in_recovery(), current_setting('synchronous_commit')`,
 		pgx.QueryExecModeExec).Scan(&pid, &standby, &commit)
 	if err != nil {
-		return failed(err)
+		return refused(err)
 	}
 	d.pooled = pid != int64(conn.Conn().PgConn().PID())
 	if standby {
@@ -252,10 +252,10 @@ func (d *table) verify(ctx context.Context) error {
 
 	_, err = conn.Exec(ctx, d.sql.verify, pgx.QueryExecModeExec)
 	if pg := serverError(err); pg != nil && pg.Code == codeNoTable {
-		return fmt.Errorf("the table is missing (see CreateTable): %w", failed(err))
+		return fmt.Errorf("the table is missing (see CreateTable): %w", refused(err))
 	}
 	if err != nil {
-		return failed(err)
+		return refused(err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	pglock "github.com/redlatch/redlatch/contrib/postgres"
@@ -182,4 +183,24 @@ func TestLeaseOnServer(t *testing.T) {
 	h = acquire(t, c.Lock("on-server"), lock.Lease(2*time.Hour))
 	ahead(h)
 	require.NoError(t, h.Unlock(t.Context()))
+}
+
+// Calls wait for a connection of the pool.
+func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), commonServer(t).url()+"?pool_max_conns=1")
+	require.NoError(t, err)
+	defer pool.Close()
+	c := newTable(t, pool)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = c.Lock("exhausted").TryLock(t.Context())
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	_, err = c.Lock("exhausted").Lock(t.Context(), lock.Wait(100*time.Millisecond))
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	waiting := harness.StartLock(t, t.Context(), c.Lock("exhausted"))
+	conn.Release()
+	require.NoError(t, waiting.End())
+	require.NoError(t, waiting.Value.Unlock(t.Context()))
 }
