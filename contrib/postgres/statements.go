@@ -17,9 +17,9 @@ import (
 // The index on the token makes it part of a key for the server: a change of the token conflicts with FOR KEY SHARE, and
 // changes of the other columns do not.
 type statements struct {
-	channel                                                              string
-	create, verify, take, enqueue, renew, extend, release, forget, check string
-	prune, listen                                                        string
+	channel                                                                      string
+	create, verify, unique, take, enqueue, renew, extend, release, forget, check string
+	prune, listen                                                                string
 }
 
 func newStatements(table pgx.Identifier) statements {
@@ -41,6 +41,10 @@ func newStatements(table pgx.Identifier) statements {
 ) WITH (fillfactor = 50)`)
 
 	s.verify = with(`SELECT name, token, owner, until, queue FROM TABLE_NAME LIMIT 0`)
+
+	// table. Without such an index Check would keep nobody out.
+	s.unique = `SELECT count(*) > 0 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = to_regclass($1::text) AND a.attname = 'token' AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL`
 
 	// name, owner, lease, grace. What the first condition sees may be old; it saves the write if the lock is taken.
 	s.take = with(`WITH taken AS (

@@ -257,6 +257,13 @@ func (d *table) verify(ctx context.Context) error {
 	if err != nil {
 		return refused(err)
 	}
+	var unique bool
+	if err := conn.QueryRow(ctx, d.sql.unique, pgx.QueryExecModeExec, d.name).Scan(&unique); err != nil {
+		return refused(err)
+	}
+	if !unique {
+		return fmt.Errorf("%w: the column token of the table has no unique index (see CreateTable)", lock.ErrUnsupported)
+	}
 	return nil
 }
 

@@ -204,3 +204,19 @@ func TestPoolExhausted(t *testing.T) {
 	require.NoError(t, waiting.End())
 	require.NoError(t, waiting.Value.Unlock(t.Context()))
 }
+
+// A table in which Check would keep nobody out is refused.
+func TestTokenIsUnique(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, commonServer(t).addr())
+	require.NoError(t, pglock.CreateTable(t.Context(), pool))
+	_, err := pool.Exec(t.Context(), `DROP TABLE IF EXISTS other;
+		CREATE TABLE other (LIKE redlatch_locks INCLUDING DEFAULTS INCLUDING IDENTITY); ALTER TABLE other ADD PRIMARY KEY (name)`)
+	require.NoError(t, err)
+	_, err = pglock.NewTable(t.Context(), pool, pglock.Named("other"))
+	require.ErrorIs(t, err, lock.ErrUnsupported)
+	_, err = pool.Exec(t.Context(), "CREATE UNIQUE INDEX ON other (token)")
+	require.NoError(t, err)
+	c := newTable(t, pool, pglock.Named("other"))
+	require.NoError(t, acquire(t, c.Lock("a")).Unlock(t.Context()))
+}
