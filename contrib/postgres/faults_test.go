@@ -1,21 +1,17 @@
 package pglock_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -331,143 +327,3 @@ func TestUnlockRefused(t *testing.T) {
 	require.NoError(t, waiting.End())
 	require.NoError(t, waiting.Value.Unlock(t.Context()))
 }
-
-// Under faults holds do not overlap, tokens grow, and a row that checks tokens takes nothing from an old holder.
-func TestHistory(t *testing.T) {
-	each(t, func(t *testing.T, k kind, s *server) {
-		direct := newPool(t, s.addr())
-		name := "history-" + k.name
-		data := "data_" + k.name
-		_, err := direct.Exec(t.Context(), fmt.Sprintf("DROP TABLE IF EXISTS %[1]s; CREATE TABLE %[1]s AS SELECT 0::bigint AS token, 0::bigint AS n", data))
-		require.NoError(t, err)
-
-		var opts []pglock.Option
-		if k.name == table.name { // a client that is cut off is often first in the queue
-			opts = append(opts, pglock.Poll(20*time.Millisecond))
-		}
-		h := history{holds: make(map[lock.Hold]struct{})}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(harness.Size(8, 30))*time.Second)
-		defer cancel()
-		var all sync.WaitGroup
-		for range 4 {
-			p := testserver.NewProxy(t, s.addr())
-			c := k.make(t, newPool(t, p.Addr), opts...)
-			for range 2 {
-				all.Go(func() { h.work(ctx, t, c.Lock(name), direct, data) })
-			}
-			all.Go(func() { disturb(ctx, p) })
-		}
-		all.Wait()
-		t.Logf("%d holds, %d of them lost, %d of %d writes refused", h.count, h.losses, h.stale, h.stale+len(h.writes))
-		require.Positive(t, h.count)
-		slices.SortFunc(h.writes, func(a, b written) int { return cmp.Compare(a.n, b.n) })
-		require.True(t, slices.IsSortedFunc(h.writes, func(a, b written) int { return cmp.Compare(a.token, b.token) }), "an old holder has written")
-		c := k.make(t, direct)
-		require.NoError(t, acquire(t, c.Lock(name)).Unlock(t.Context()))
-	})
-}
-
-// disturb has a proxy fail at random.
-func disturb(ctx context.Context, p *testserver.Proxy) {
-	defer p.Set(testserver.Pass)
-	for ctx.Err() == nil {
-		sleep(ctx, rand.N(ttl))
-		switch rand.N(3) {
-		case 0: // as two ends hear of it
-			p.Down()
-			sleep(ctx, rand.N(200*time.Millisecond))
-		case 1:
-			p.Set(testserver.Stall)
-			sleep(ctx, ttl/2+rand.N(2*ttl))
-			p.Down()
-		case 2:
-			p.Set(testserver.Mute)
-			sleep(ctx, rand.N(200*time.Millisecond))
-			p.Down()
-		}
-		p.Set(testserver.Pass)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
-// history records the holds of one lock.
-type history struct {
-	mu            sync.Mutex
-	holds         map[lock.Hold]struct{}
-	token         int64
-	writes        []written
-	count, losses int
-	stale         int // writes that were refused
-}
-
-// begin records a hold, and fails the test if another one has not ended.
-func (hs *history) begin(t *testing.T, h lock.Hold) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	for other := range hs.holds {
-		if d := other.Remaining(); d > 0 && h.Remaining() > 0 && h.Context().Err() == nil && other.Context().Err() == nil {
-			t.Errorf("two hold the lock, one for %v more", d)
-		}
-	}
-	if h.Token() != 0 {
-		if h.Token() <= hs.token {
-			t.Errorf("token %d follows %d", h.Token(), hs.token)
-		}
-		hs.token = h.Token()
-	}
-	hs.holds[h] = struct{}{}
-	hs.count++
-}
-
-func (hs *history) end(h lock.Hold, err error) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	delete(hs.holds, h)
-	if errors.Is(err, lock.ErrLost) {
-		hs.losses++
-	}
-}
-
-// work acquires the lock again and again, and writes under it, sometimes after it was lost.
-func (hs *history) work(ctx context.Context, t *testing.T, l lock.Locker, db *pgxpool.Pool, data string) {
-	for ctx.Err() == nil {
-		h, err := l.Lock(ctx, lock.Wait(time.Second))
-		if err != nil {
-			sleep(ctx, rand.N(20*time.Millisecond))
-			continue
-		}
-		hs.begin(t, h)
-		sleep(ctx, rand.N(50*time.Millisecond))
-		if rand.N(8) == 0 {
-			sleep(ctx, rand.N(3*ttl)) // as a process that does not look at its context
-		}
-		if h.Token() != 0 {
-			hs.write(t, h.Token(), db, data)
-		}
-		hs.end(h, h.Unlock(context.Background()))
-	}
-}
-
-// write writes a row that checks tokens.
-func (hs *history) write(t *testing.T, token int64, db *pgxpool.Pool, data string) {
-	var n int64
-	err := db.QueryRow(context.Background(), fmt.Sprintf("UPDATE %s SET token = $1, n = n + 1 WHERE token <= $1 RETURNING n", data), token).Scan(&n)
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if errors.Is(err, pgx.ErrNoRows) {
-		hs.stale++
-	} else if err != nil {
-		t.Error(err)
-	} else {
-		hs.writes = append(hs.writes, written{n, token})
-	}
-}
-
-// written is the number of a write, and its token.
-type written struct{ n, token int64 }

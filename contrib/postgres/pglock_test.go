@@ -193,8 +193,8 @@ func TestConformance(t *testing.T) {
 	lease.CutOff = cutOff(stall)
 	run("table-silent", lease)
 	run("table-polls", polling(suite(table, s, s.addr(), pglock.Poll(20*time.Millisecond))))
-	run("table-pooler", polling(suite(table, s, startPooler(t, s), pglock.Poll(20*time.Millisecond))))
-	run("table-pooler-listens", polling(suite(table, s, startPooler(t, s), pglock.ListenOn(newPool(t, s.addr())))))
+	run("table-pooler", polling(suite(table, s, startPooler(t, s).addr(), pglock.Poll(20*time.Millisecond))))
+	run("table-pooler-listens", polling(suite(table, s, startPooler(t, s).addr(), pglock.ListenOn(newPool(t, s.addr())))))
 }
 
 // polling is for waiters that ask again, or through a pooler.
@@ -268,7 +268,7 @@ func TestUnsupported(t *testing.T) {
 // Sessions are not used through a pooler.
 func TestPooler(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, startPooler(t, commonServer(t)))
+	pool := newPool(t, startPooler(t, commonServer(t)).addr())
 	_, err := pglock.NewAdvisory(t.Context(), pool)
 	require.ErrorIs(t, err, lock.ErrUnsupported)
 	require.ErrorContains(t, err, "pooler")

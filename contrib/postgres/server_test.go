@@ -231,15 +231,21 @@ func connect() (pool *pgxpool.Pool, stop func()) {
 	return pool, pool.Close
 }
 
-// startPooler returns the address of a PgBouncer that pools transactions.
-func startPooler(t testing.TB, s *server) string {
+// pooler is a PgBouncer that pools transactions.
+type pooler struct {
+	config string
+	port   int
+	cmd    *exec.Cmd
+	log    bytes.Buffer
+}
+
+// startPooler starts a pooler. The end of the test stops it.
+func startPooler(t testing.TB, s *server) *pooler {
 	t.Helper()
-	path, err := program("pgbouncer", "pgbouncer")
-	require.NoError(t, err)
 	port, err := freePort()
 	require.NoError(t, err)
-	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `[databases]
+	p := &pooler{config: filepath.Join(t.TempDir(), "pgbouncer.ini"), port: port}
+	require.NoError(t, os.WriteFile(p.config, fmt.Appendf(nil, `[databases]
 postgres = host=127.0.0.1 port=%d dbname=postgres user=postgres
 [pgbouncer]
 listen_addr = 127.0.0.1
@@ -249,27 +255,39 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = 20
 max_client_conn = 200
+server_login_retry = 1
 `, s.port, port), 0o644))
-
-	var output bytes.Buffer
-	cmd := exec.Command(path, config)
-	cmd.Stdout = &output
-	cmd.Stderr = &output
-	require.NoError(t, cmd.Start())
+	p.start(t)
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		p.stop()
 		if t.Failed() {
-			t.Log(output.String())
+			t.Log(p.log.String())
 		}
 	})
-	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	return p
+}
+
+// start starts the pooler and waits until it answers.
+func (p *pooler) start(t testing.TB) {
+	t.Helper()
+	path, err := program("pgbouncer", "pgbouncer")
+	require.NoError(t, err)
+	p.cmd = exec.Command(path, p.config)
+	p.cmd.Stdout = &p.log
+	p.cmd.Stderr = &p.log
+	require.NoError(t, p.cmd.Start())
 	harness.Eventually(t, soon, "the pooler answers", func() bool {
-		conn, err := net.Dial("tcp", addr)
+		conn, err := net.Dial("tcp", p.addr())
 		if err == nil {
 			_ = conn.Close()
 		}
 		return err == nil
 	})
-	return addr
 }
+
+func (p *pooler) stop() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *pooler) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
