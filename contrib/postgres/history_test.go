@@ -202,8 +202,8 @@ func check(t *testing.T, k kind, holds []period) {
 			before = h
 		}
 	}
-	t.Logf("%s: %d holds, %d of them lost when the time was over and %d before, of %d it is not known; %d overlap while they are lost, for %v at most",
-		k.name, len(holds), lost[lock.ReasonExpired], lost[lock.ReasonGone], unknown, overlaps, most)
+	t.Logf("%s: %d holds, %d of them lost when the time was over and %d before, of %d it is not known; "+
+		"%d overlap while they are lost, for %v at most", k.name, len(holds), lost[lock.ReasonExpired], lost[lock.ReasonGone], unknown, overlaps, most)
 }
 
 // disturb has something fail for a while: the server, the pooler, or the victims and what is between them and the server.

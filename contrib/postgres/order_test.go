@@ -100,7 +100,8 @@ func TestHoldsEndFirst(t *testing.T) {
 			require.NoError(t, h.Unlock(t.Context()))
 		}},
 		{"close", kinds, nil, func(_ *testing.T, _ *observer, _ *testserver.Proxy, c *driver.Client, _ lock.Hold) { c.Close() }},
-		{"lease", kinds, []lock.Option{lock.Lease(ttl / 4)}, func(*testing.T, *observer, *testserver.Proxy, *driver.Client, lock.Hold) {}},
+		{"lease", kinds, []lock.Option{lock.Lease(ttl / 4)}, func(*testing.T, *observer, *testserver.Proxy, *driver.Client, lock.Hold) {
+		}},
 		{"silence", kinds, nil, func(_ *testing.T, _ *observer, p *testserver.Proxy, _ *driver.Client, _ lock.Hold) {
 			p.Set(testserver.Mute)
 		}},

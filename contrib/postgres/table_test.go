@@ -171,7 +171,8 @@ func TestLeaseOnServer(t *testing.T) {
 	ahead := func(h lock.Hold) {
 		remaining := h.Remaining()
 		var seconds float64
-		err := pool.QueryRow(t.Context(), "SELECT extract(epoch FROM until - clock_timestamp())::float8 FROM redlatch_locks WHERE name = $1", h.Name()).Scan(&seconds)
+		err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM until - clock_timestamp())::float8
+			FROM redlatch_locks WHERE name = $1`, h.Name()).Scan(&seconds)
 		require.NoError(t, err)
 		require.Greater(t, seconds, (remaining + time.Hour/2000).Seconds())
 	}

@@ -1,0 +1,248 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// leftover is what a request may have left on the server.
+type leftover struct {
+	until time.Time // when it ends by itself
+	again time.Time // until when the server may still carry out the request
+}
+
+// zombieTime is for how long a request that was broken off is carried out at most.
+const zombieTime = time.Second
+
+// giveUp has what a request may have left removed.
+func (d *table) giveUp(c *tableClaim) {
+	if !c.unknown && !c.queued {
+		return
+	}
+
+	l := leftover{until: time.Now().Add(c.lease + d.ttl)}
+	if c.unknown {
+		l.again = time.Now().Add(zombieTime)
+	}
+	d.mu.Lock()
+	d.left[c.request] = l
+	d.mu.Unlock()
+	signal(d.kick)
+}
+
+// tend renews the claims, and removes what is left.
+func (d *table) tend() {
+	ticker := time.NewTicker(d.ttl / 24)
+	defer ticker.Stop()
+	var renewed time.Time // when the latest attempt began
+	pause := d.ttl / 3
+	for {
+		select {
+		case <-ticker.C:
+		case <-d.kick:
+		case <-d.ctx.Done():
+			return
+		}
+
+		if now := time.Now(); now.Sub(renewed) >= pause {
+			renewed = now
+			pause = d.ttl / 3
+			if !d.renew() {
+				pause = d.ttl / 12
+			}
+		}
+		d.forget(d.ctx)
+	}
+}
+
+// renewBatch is how many claims one statement renews.
+const renewBatch = 1000
+
+// renew renews all claims. It reports false if another attempt has to follow soon.
+func (d *table) renew() bool {
+	d.mu.Lock()
+	all := make([]*tableClaim, 0, len(d.claims))
+	for c := range d.claims {
+		all = append(all, c)
+	}
+	d.mu.Unlock()
+
+	ok := true
+	for len(all) > 0 && ok {
+		n := min(len(all), renewBatch)
+		ok = d.renewSome(all[:n])
+		all = all[n:]
+	}
+	return ok
+}
+
+func (d *table) renewSome(claims []*tableClaim) bool {
+	ctx, cancel := context.WithTimeout(d.ctx, d.ttl/4)
+	defer cancel()
+	names := make([]string, len(claims))
+	owners := make([]string, len(claims))
+	for i, c := range claims {
+		names[i] = c.name
+		owners[i] = c.owner
+	}
+
+	sent := time.Now()
+	held := make(map[string]bool, len(claims))
+	err := d.query(ctx, d.sql.renew, func(row pgx.Rows) error {
+		var owner string
+		err := row.Scan(&owner)
+		held[owner] = true
+		return err
+	}, names, owners, onServer(d.ttl))
+	if err != nil {
+		return false
+	}
+
+	for _, c := range claims {
+		if held[c.owner] {
+			c.lasts(sent, d.ttl)
+		} else {
+			c.gone()
+		}
+	}
+	return true
+}
+
+// forget removes what is left, and reports whether nothing is left then.
+func (d *table) forget(ctx context.Context) bool {
+	now := time.Now()
+	var names, owners []string
+	d.mu.Lock()
+	maps.DeleteFunc(d.left, func(_ request, l leftover) bool { return now.After(l.until) })
+	seen := make(map[string]bool, len(d.left))
+	for r := range d.left {
+		if !seen[r.name] && len(names) < renewBatch { // one statement changes a row once
+			seen[r.name] = true
+			names = append(names, r.name)
+			owners = append(owners, r.owner)
+		}
+	}
+	d.mu.Unlock()
+	if len(names) == 0 {
+		return true
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, min(patience, d.ttl/4))
+	defer cancel()
+	if d.exec(ctx, d.sql.forget, names, owners, d.sql.channel) != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range names {
+		r := request{names[i], owners[i]}
+		if now.After(d.left[r].again) {
+			delete(d.left, r)
+		}
+	}
+	return len(d.left) == 0
+}
+
+// listenFor keeps a session that listens for releases.
+func (d *table) listenFor(direct dialer) {
+	for d.ctx.Err() == nil {
+		s, err := direct.connect(d.ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, d.sql.listen, pgx.QueryExecModeExec)
+			return err
+		}, func(*session, error) {}, d.wake)
+		if err == nil {
+			d.setListener(s)
+			d.tendListener(s)
+			d.setListener(nil)
+		}
+		if errors.Is(err, lock.ErrUnsupported) {
+			return // waiters poll
+		}
+		select {
+		case <-time.After(retryPause):
+		case <-d.ctx.Done():
+		}
+	}
+}
+
+// tendListener returns when the session has ended.
+func (d *table) tendListener(s *session) {
+	ticker := time.NewTicker(d.ttl / 20)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			s.tend(now)
+		case <-s.read:
+			return
+		case <-d.ctx.Done():
+			s.terminate()
+			s.end(lock.ErrClosed)
+			<-s.read
+			return
+		}
+	}
+}
+
+// setListener notes what listens. All waiters look whether they have missed something.
+func (d *table) setListener(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.listener = s
+	for _, woken := range d.waiters {
+		signal(woken)
+	}
+}
+
+// wake wakes the waiter of that owner.
+func (d *table) wake(owner string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if woken := d.waiters[owner]; woken != nil {
+		signal(woken)
+	}
+}
+
+func signal(woken chan<- struct{}) {
+	select {
+	case woken <- struct{}{}:
+	default:
+	}
+}
+
+// Close implements driver.Driver.
+func (d *table) Close() {
+	d.cancel()
+	d.work.Wait()
+
+	d.mu.Lock()
+	claims := d.claims
+	d.claims = make(map[*tableClaim]struct{})
+	for c := range claims {
+		c.ended = true
+		d.left[c.request] = leftover{until: c.until}
+	}
+	d.mu.Unlock()
+	for c := range claims {
+		c.lost(lock.ReasonClosed, nil)
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	for !d.forget(ctx) {
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// closePatience bounds how long Close tries to remove what is left.
+const closePatience = 3 * time.Second
