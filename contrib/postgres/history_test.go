@@ -125,7 +125,7 @@ func TestHistory(t *testing.T) {
 
 	pool := newPool(t, s.addr())
 	for _, k := range kinds {
-		check(t, k, periods[k.name])
+		verify(t, k, periods[k.name])
 		require.NoError(t, acquire(t, k.make(t, pool).Lock("history")).Unlock(t.Context()))
 	}
 	// The places in the queue of those that are gone went when somebody had the lock.
@@ -172,8 +172,8 @@ func victims(t *testing.T, s *server, all []party) (chosen []party) {
 
 func journalOf(dir string, i int) string { return filepath.Join(dir, fmt.Sprint(i)) }
 
-// check fails the test if holds overlap.
-func check(t *testing.T, k kind, holds []period) {
+// verify fails the test if holds overlap.
+func verify(t *testing.T, k kind, holds []period) {
 	t.Helper()
 	require.NotEmpty(t, holds)
 	slices.SortFunc(holds, func(a, b period) int { return cmp.Compare(a.Begin, b.Begin) })
