@@ -143,7 +143,7 @@ const contenderEnv = "ZKLOCK_CONTENDER"
 // contendFor contends for a lock until a reply says that it is done.
 func contendFor(args string) {
 	servers, name, _ := strings.Cut(args, " ")
-	session := NewSession(nil)
+	session := NewSession((&listener{answers: make(map[int64][]byte)}).dial)
 	conn, _, err := zk.Connect(strings.Split(servers, ","), timeout, zk.WithDialer(session.Dial), zk.WithLogger(silent{}))
 	if err != nil {
 		panic(err)
