@@ -131,7 +131,7 @@ type table struct {
 	work   sync.WaitGroup
 
 	mu       sync.Mutex
-	claims   map[*tableClaim]struct{} // those that are renewed
+	claims   map[*tableClaim]struct{} // those that are granted
 	left     map[request]leftover     // what is to be removed
 	waiters  map[string]chan struct{} // by owner: woken by its turn
 	listener *session                 // nil if none is connected
@@ -406,11 +406,9 @@ func (d *table) takeOnce(ctx context.Context, c *tableClaim) error {
 		c.refused = true
 		return lock.ErrNotAcquired
 	}
-	if c.renewed {
-		d.mu.Lock()
-		d.claims[c] = struct{}{}
-		d.mu.Unlock()
-	}
+	d.mu.Lock()
+	d.claims[c] = struct{}{}
+	d.mu.Unlock()
 	return nil
 }
 

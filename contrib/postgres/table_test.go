@@ -221,3 +221,19 @@ func TestTokenIsUnique(t *testing.T) {
 	c := newTable(t, pool, pglock.Named("other"))
 	require.NoError(t, acquire(t, c.Lock("a")).Unlock(t.Context()))
 }
+
+// Close frees what is held with a lease, too, and what AtLeast keeps.
+func TestCloseFreesLeases(t *testing.T) {
+	t.Parallel()
+	s := commonServer(t)
+	c, other := newTable(t, newPool(t, s.addr())), newTable(t, newPool(t, s.addr()))
+	acquire(t, c.Lock("close-lease"), lock.Lease(time.Hour))
+	kept := acquire(t, c.Lock("close-kept"), lock.Lease(time.Hour), lock.AtLeast(time.Hour))
+	require.NoError(t, kept.Unlock(t.Context()))
+	c.Close()
+	for _, name := range []string{"close-lease", "close-kept"} {
+		h, err := other.Lock(name).TryLock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+	}
+}

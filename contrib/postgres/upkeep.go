@@ -64,12 +64,14 @@ func (d *table) tend() {
 // renewBatch is how many claims one statement renews.
 const renewBatch = 1000
 
-// renew renews all claims. It reports false if another attempt has to follow soon.
+// renew renews the claims without a lease of their own. It reports false if another attempt has to follow soon.
 func (d *table) renew() bool {
 	d.mu.Lock()
 	all := make([]*tableClaim, 0, len(d.claims))
 	for c := range d.claims {
-		all = append(all, c)
+		if c.renewed {
+			all = append(all, c)
+		}
 	}
 	d.mu.Unlock()
 

@@ -16,7 +16,7 @@ import (
 
 // odd are names that ZooKeeper would not take as they are, or that a bad escape would mix up.
 var odd = []string{
-	"orders", "orders/7", "orders%2F7", "/", "//", ".", "..", "...", "a.b", "%2E", "with space", "Grüße", "日本", "🔒", "a\x00b",
+	"orders-of", "orders/7", "orders%2F7", "/", "//", ".", "..", "...", "a.b", "%2E", "with space", "Grüße", "日本", "🔒", "a\x00b",
 	"\x7f", "\u0085", "\uf8ff", "\ufffd", "\xff", "\xff\xfe", "a\nb", "locks", "zookeeper",
 	strings.Repeat("x", maxName), strings.Repeat("/", maxName),
 }
