@@ -5,10 +5,10 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -27,6 +27,11 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
+
+// faults is the duration of TestHistory. Ten minutes are
+//
+//	go test -race -run TestHistory -faults 10m -timeout 15m -v .
+var faults = flag.Duration("faults", 0, "how long TestHistory has faults happen; by default 25s, and 8s with -short")
 
 // resource is what a lock protects. It notes which holds overlap, and accepts no token that is less than one before.
 type resource struct {
@@ -103,19 +108,15 @@ type history struct {
 }
 
 // TestHistory has clients and another process take locks under faults. Holds never overlap, tokens grow, and no write with
-// an old token, or without the lock, is accepted. It runs for as long as a variable says:
-//
-//	REDLATCH_ROBUSTNESS_FOR=10m go test -race -v -timeout 0 -run TestHistory .
+// an old token, or without the lock, is accepted.
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	d := 8 * time.Second
 	if !testing.Short() {
 		d = 25 * time.Second
 	}
-	if long := os.Getenv("REDLATCH_ROBUSTNESS_FOR"); long != "" {
-		var err error
-		d, err = time.ParseDuration(long)
-		require.NoError(t, err)
+	if *faults > 0 {
+		d = *faults
 	}
 
 	members := startCluster(t, 3)

@@ -12,7 +12,8 @@
 //	semaphore         no: the server has no counted locks, and  no, for the same reason
 //	                  trying each permit's lock is no queue
 //	lock.Lease        the client ends it                        the server ends it, too
-//	order             of the server's queue                     of the row's queue
+//	order             of the server's queue, but readers of     of the row's queue
+//	                  one client pass writers of others
 //	stays behind      nothing                                   the row, until Prune
 //
 // A client is for one process, and is shared by all of its goroutines. All objects of package driver are used in the
