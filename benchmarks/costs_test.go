@@ -48,7 +48,7 @@ var costs = []cost{
 	{"multi of 3", 2, 14, 18, 3232},
 	{"red of 3", 6, 18, 70, 6577},
 	{"semaphore", 2, 12, 21, 1473},
-	{"permit semaphore", 2, 20, 27, 2025},
+	{"permit semaphore", 2, 20, 27, 2034},
 	{"semaphore, IdleTTL", 2, 14, 21, 1473},
 	{"permit semaphore, IdleTTL", 2, 27, 27, 2036},
 	{"CountDown", 1, 4, 14, 766},

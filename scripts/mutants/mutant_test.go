@@ -161,7 +161,7 @@ func TestTestsAreNotMutated(t *testing.T) {
 func TestProductionIsComplete(t *testing.T) {
 	t.Parallel()
 	others := []string{"cmd", "contrib", "examples", "benchmarks", "interop", "robustness", "scripts", "redlatchtest",
-		"internal/harness", "internal/testserver", "internal/contract", "internal/lockstep", "lock/locktest"}
+		"internal/harness", "internal/testserver", "internal/contract", "internal/lockstep", "internal/memstore", "lock/locktest"}
 	require.NoError(t, filepath.WalkDir(root, func(file string, d os.DirEntry, err error) error {
 		require.NoError(t, err)
 		if d.IsDir() {
