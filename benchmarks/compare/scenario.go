@@ -51,7 +51,7 @@ var (
 	otherPeers = []string{"etcd", onEtcd, "zookeeper", onZookeeper, "postgres", onAdvisory, onRows, "mariadb"}
 )
 
-// manyPeers are those of otherPeers that can have many contenders: each one of the others needs a connection.
+// manyPeers are the otherPeers that allow many contenders. A contender of any other needs a connection of its own.
 var manyPeers = []string{"etcd", onEtcd, onZookeeper, onAdvisory, onRows}
 
 // The columns of most tables.

@@ -94,7 +94,7 @@ func (s *services) stopWhenInterrupted() {
 	}()
 }
 
-// stores are those of the peers that do not lock on Redis.
+// stores has the store of each peer that does not lock on Redis.
 var stores = map[string]string{
 	"etcd": "etcd", "etcdlock": "etcd",
 	"zookeeper": "zookeeper", "zklock": "zookeeper",

@@ -144,7 +144,7 @@ func (c *claim) delete(ctx context.Context) (existed, unknown bool, err error) {
 		return false, false, err
 	}
 
-	// Of two requests at once the first answer could be that of the one that found nothing, so look before.
+	// The first answer to two deletions at once may come from the one that found nothing, so look before.
 	unknown = errors.Is(err, lock.ErrIndeterminate)
 	own, _, err := attempts(ctx, c.s, false, 2, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return c.s.c.Get(ctx, c.key, clientv3.WithCountOnly())

@@ -249,8 +249,8 @@ func (s *store) prolong(l *lease, r renewed) {
 	l.renewal = s.renewal(r.sent, r.ttl)
 }
 
-// renewal returns when to renew a lease. A longer one than that of the session is renewed as often, because its keys are
-// audited then.
+// renewal returns when to renew a lease. A lease that is longer than the TTL is renewed as often as the session, because its
+// keys are audited then.
 func (s *store) renewal(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(min(ttl, s.ttl) / 3)
 }

@@ -26,7 +26,7 @@ type tableClaim struct {
 	refused bool          // by the latest answer
 	queued  bool          // it may be in the queue
 	place   int           // in the queue, from 1; 0 if it is not in it
-	freeIn  time.Duration // negative for how long the lock is free
+	freeIn  time.Duration // until the lock is free; if negative, since then
 
 	token int64
 	// The mutex of the table guards what follows.

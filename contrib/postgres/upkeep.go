@@ -17,7 +17,7 @@ type leftover struct {
 	again time.Time // until when the server may still carry out the request
 }
 
-// zombieTime is for how long a request that was broken off is carried out at most.
+// zombieTime bounds how long the server still carries out a request that the client has abandoned.
 const zombieTime = time.Second
 
 // giveUp has what a request may have left removed.

@@ -64,7 +64,7 @@ type Claim interface {
 	// while the claim is kept. When that time is over the client ends the holds, and calls Release unless Lost was called.
 	Until() time.Time
 	// Extend has the claim last for at least lease from now. The error matches lock.ErrLost if the store does not
-	// have the claim, lock.ErrUnsupported if the store cannot do it, and otherwise the errors are those of Acquire. After
+	// have the claim, and lock.ErrUnsupported if the store cannot do it. Other errors are the errors of Acquire. After
 	// lock.ErrLost the client calls Release, unless Lost was called, for what the driver still knows of the claim.
 	Extend(ctx context.Context, lease time.Duration) error
 	// Release ends the claim on the store. It tries until ctx ends; then the error matches lock.ErrIndeterminate, and
