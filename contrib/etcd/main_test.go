@@ -115,6 +115,12 @@ func conform(t *testing.T, s locktest.Suite, of func(c *etcdlock.Client, name st
 		p.Down()
 		return func() { p.Set(testserver.Pass) }
 	}
+	s.Open = func(t testing.TB, name string) {
+		for _, key := range left(t, watcher, name) {
+			_, err := watcher.Delete(t.Context(), key)
+			require.NoError(t, err)
+		}
+	}
 	s.Left = func(t testing.TB, name string) []string { return left(t, watcher, name) }
 	locktest.Run(t, s)
 }

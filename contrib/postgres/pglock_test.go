@@ -103,6 +103,7 @@ func suite(k kind, s *server, addr string, opts ...pglock.Option) locktest.Suite
 		Fenced: strings.HasPrefix(k.name, "table"),
 		Settle: 300 * time.Millisecond, Expiry: ttl + ttl/2,
 		CutOff: cutOff((*testserver.Proxy).Down),
+		Open:   func(t testing.TB, name string) { open(t, s, name) },
 		Left:   func(t testing.TB, name string) []string { return left(t, s, name) },
 	}
 }
@@ -123,13 +124,8 @@ func left(t testing.TB, s *server, name string) (found []string) {
 	conn, err := pgx.Connect(context.Background(), s.url())
 	require.NoError(t, err)
 	defer conn.Close(context.Background())
-	key := uint64(pglock.Key(name))
-	queries := []string{fmt.Sprintf(
-		"SELECT 'session ' || pid || ' ' || granted FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d", key>>32, uint32(key)),
-	}
-	var isTable bool
-	require.NoError(t, conn.QueryRow(context.Background(), "SELECT to_regclass('redlatch_locks') IS NOT NULL").Scan(&isTable))
-	if isTable {
+	queries := []string{"SELECT 'session ' || pid || ' ' || granted " + sessions(name)}
+	if hasTable(t, conn) {
 		queries = append(queries, fmt.Sprintf(
 			"SELECT coalesce(owner, '') || queue::text FROM redlatch_locks WHERE name = %s AND (owner IS NOT NULL OR queue <> '{}')", quote(name)))
 	}
@@ -141,6 +137,32 @@ func left(t testing.TB, s *server, name string) (found []string) {
 		found = append(found, rowsLeft...)
 	}
 	return found
+}
+
+// open ends the session that has a lock, or takes it from its owner.
+func open(t testing.TB, s *server, name string) {
+	t.Helper()
+	conn, err := pgx.Connect(context.Background(), s.url())
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	_, err = conn.Exec(context.Background(), "SELECT pg_terminate_backend(pid) "+sessions(name))
+	require.NoError(t, err)
+	if hasTable(t, conn) {
+		_, err = conn.Exec(context.Background(), "UPDATE redlatch_locks SET owner = NULL WHERE name = "+quote(name))
+		require.NoError(t, err)
+	}
+}
+
+func hasTable(t testing.TB, conn *pgx.Conn) (has bool) {
+	t.Helper()
+	require.NoError(t, conn.QueryRow(context.Background(), "SELECT to_regclass('redlatch_locks') IS NOT NULL").Scan(&has))
+	return has
+}
+
+// sessions are those that have a lock or wait for it.
+func sessions(name string) string {
+	key := uint64(pglock.Key(name))
+	return fmt.Sprintf("FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d", key>>32, uint32(key))
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/lock/locktest"
@@ -34,6 +36,12 @@ func suite(t *testing.T, folder string, of func(c *Client, name string) lock.Loc
 			p := c.(client).proxy
 			p.Set(testserver.Stall)
 			return func() { p.Set(testserver.Pass) }
+		},
+		Open: func(t testing.TB, name string) {
+			in := DefaultPrefix + "/" + folder + "/" + escape(name)
+			for _, node := range children(t, watcher, in) {
+				require.NoError(t, watcher.Delete(in+"/"+node, -1))
+			}
 		},
 		Left: func(t testing.TB, name string) []string {
 			return children(t, watcher, DefaultPrefix+"/"+folder+"/"+escape(name))

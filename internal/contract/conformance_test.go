@@ -52,20 +52,16 @@ func TestConformance(t *testing.T) {
 				g.Stall()
 				return func() { _ = g.Open() }
 			},
-			Left: func(t testing.TB, name string) []string {
-				keys, err := testserver.Query(s.Addr, "KEYS", "*")
-				require.NoError(t, err)
-				return slices.DeleteFunc(keys, func(key string) bool {
-					return !strings.Contains(key, name) || strings.HasPrefix(key, "redisson_unlock_latch:") ||
-						k.stays != "" && strings.HasPrefix(key, strings.Split(k.stays, "%s")[0])
-				})
-			},
+			Left: func(t testing.TB, name string) []string { return left(t, s, k, name) },
+		}
+		suite.Open = func(t testing.TB, name string) {
+			harness.Do(t, s.Addr, append([]string{"DEL"}, left(t, s, k, name)...)...)
 		}
 		if k.polls {
 			suite.Settle = time.Second
 		}
 		if k.free != "" { // which stays
-			suite.Left = nil
+			suite.Left, suite.Open = nil, nil
 			suite.Skip = map[string]string{"input": "a lease without end is valid"}
 		}
 		if k.name == "multi" {
@@ -88,6 +84,17 @@ func TestConformance(t *testing.T) {
 		}
 		locktest.Run(t, suite)
 		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// left returns the keys that are stored for a name, but for those that stay.
+func left(t testing.TB, s *testserver.Server, k kind, name string) []string {
+	t.Helper()
+	keys, err := testserver.Query(s.Addr, "KEYS", "*")
+	require.NoError(t, err)
+	return slices.DeleteFunc(keys, func(key string) bool {
+		return !strings.Contains(key, name) || strings.HasPrefix(key, "redisson_unlock_latch:") ||
+			k.stays != "" && strings.HasPrefix(key, strings.Split(k.stays, "%s")[0])
 	})
 }
 
@@ -130,6 +137,7 @@ func TestConformanceOnTwoStores(t *testing.T) {
 			Settle: 250 * time.Millisecond,
 			Expiry: store.TTL,
 			CutOff: func(_ testing.TB, c locktest.Client) func() { return c.(onTwoStores).cut() },
+			Open:   func(_ testing.TB, name string) { store.Open(name) },
 			Left: func(t testing.TB, name string) []string {
 				keys, err := testserver.Query(s.Addr, "KEYS", "*"+name+"*")
 				require.NoError(t, err)

@@ -173,6 +173,19 @@ func (s *Store) Left(name string) (left []string) {
 	return left
 }
 
+// Open removes all claims of a name.
+func (s *Store) Open(name string) {
+	_ = s.do(func() error {
+		for _, semaphore := range []bool{false, true} {
+			l := line{name, semaphore}
+			for _, p := range slices.Clone(s.lines[l]) {
+				s.leave(l, p.id)
+			}
+		}
+		return nil
+	})
+}
+
 // losesReply reports whether the next reply is lost.
 func (s *Store) losesReply() (lost bool) {
 	_ = s.do(func() error {

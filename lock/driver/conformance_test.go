@@ -100,6 +100,7 @@ func conforms(of func() *store) locktest.Suite {
 		Settle: 200 * time.Millisecond,
 		Expiry: 4 * time.Second,
 		CutOff: func(_ testing.TB, c locktest.Client) func() { return c.(client).m.Cut() },
+		Open:   func(t testing.TB, name string) { s(t).Open(name) },
 		Left:   func(t testing.TB, name string) []string { return s(t).Left(name) },
 		Around: func(t *testing.T, test func(t *testing.T)) {
 			synctest.Test(t, func(t *testing.T) {

@@ -63,10 +63,12 @@ type Suite struct {
 
 	// CutOff cuts a client off from the store, and restore ends that. Other clients are not cut off.
 	CutOff func(t testing.TB, c Client) (restore func())
+	// Open frees the lock of a name, for which nobody waits, as an operator does by hand.
+	Open func(t testing.TB, name string)
 	// Left returns what is stored for a name now, but for what is meant to stay. Each test ends when that is nothing.
 	Left func(t testing.TB, name string) []string
 
-	// Around runs a test, for example in a bubble of testing/synctest. NewClient, CutOff and Left get the t that Around
+	// Around runs a test, for example in a bubble of testing/synctest. NewClient, CutOff, Open and Left get the t that Around
 	// has passed on. nil: the test runs as it is.
 	Around func(t *testing.T, test func(t *testing.T))
 	// Alone is set if tests do not run in parallel with each other.
@@ -139,6 +141,7 @@ var tests = []struct {
 	{"close", (*env).closing, func(s *Suite) bool { return s.Closes }},
 	{"cut-off", (*env).cutOff, func(s *Suite) bool { return s.CutOff != nil }},
 	{"cut-off-calls", (*env).cutOffCalls, func(s *Suite) bool { return s.CutOff != nil }},
+	{"opened", (*env).opened, func(s *Suite) bool { return s.Open != nil }},
 	{"sharing", (*env).sharing, func(s *Suite) bool { return s.RWLock != nil }},
 	{"permits", (*env).permits, func(s *Suite) bool { return s.Semaphore != nil }},
 }

@@ -3,6 +3,7 @@ package locktest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -46,6 +47,32 @@ func (e *env) closing() {
 	e.unlock(theirs)
 	e.becomesFree(e.rival(other, name), e.Settle)
 	e.becomesFree(e.rival(other, held), e.Expiry+e.Settle)
+}
+
+// A lock that was opened by hand is free for all, also for the client that had it, whose hold is lost.
+func (e *env) opened() {
+	c, other := e.client(), e.client()
+	gone := []error{lock.ErrLost, lock.ErrIndeterminate} // the session may end under the request
+	leases := [][]lock.Option{nil}
+	if e.Leased {
+		leases = append(leases, []lock.Option{lock.Lease(time.Hour)})
+	}
+
+	for i, opts := range leases {
+		for _, extends := range []bool{false, e.Extends} {
+			name := e.name(fmt.Sprintf("-%d-%v", i, extends))
+			l := c.Lock(name)
+			h := e.hold(e.Context(), l, opts...)
+			e.Open(e.T, name)
+			if extends {
+				e.failed(l, "extend", h.Extend(e.Context(), time.Hour), nil, gone...)
+				e.lost(h, e.Settle, lock.ReasonGone)
+			}
+			e.failed(l, "release", h.Unlock(e.Context()), nil, gone...)
+			e.becomesFree(l, e.Settle)
+			e.becomesFree(e.rival(other, name), e.Settle)
+		}
+	}
 }
 
 // The hold of a client that is cut off ends before others have the lock, and leaves nothing.
