@@ -86,7 +86,8 @@ const (
 // New sends nothing, unless it has to ask the server whether sharded pub/sub is valid there.
 //
 // For zero fields of opt, New uses defaults for locks: timeouts of 3 s for responses
-// (ConnWriteTimeout) and for connecting (Dialer.Timeout, also of Sentinel), one
+// (ConnWriteTimeout) and for connecting (Dialer.Timeout, also of Sentinel), a PING on connections
+// that are silent for 1 s (Dialer.KeepAlive, also of Sentinel), one
 // connection for pipelined commands (PipelineMultiplex), a limit on redirections, and
 // periodic checks of the sentinels. It always disables client-side caching and the
 // resending of commands.
@@ -115,6 +116,10 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	opt.ConnWriteTimeout = cmp.Or(opt.ConnWriteTimeout, defaultResponseTimeout)
 	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, defaultResponseTimeout)
 	opt.Sentinel.Dialer.Timeout = cmp.Or(opt.Sentinel.Dialer.Timeout, opt.Dialer.Timeout)
+
+	// rueidis has no default for this one. Without it, it waits for a silent sentinel as long as the kernel does, and
+	// follows no failover meanwhile.
+	opt.Sentinel.Dialer.KeepAlive = cmp.Or(opt.Sentinel.Dialer.KeepAlive, opt.Dialer.KeepAlive, rueidis.DefaultTCPKeepAlive)
 
 	// Commands of one connection run in order, so a release cannot overtake the acquisition
 	// before it.
