@@ -77,12 +77,12 @@
 //
 // # Members that hang
 //
-// A member that is cut off from the others refuses requests, which then go to another member. One that hangs, with its
-// connections open, costs each request that it gets a timeout: a fifth of the TTL, and at most two seconds. The request
-// then goes to two members at once, one of which answers if only one hangs. The client of etcd does not notice by itself:
-// set DialKeepAliveTime and DialKeepAliveTimeout in its configuration. A call that waits checks twice per TTL that its
-// watch has missed nothing, and else watches by another connection. So a waiter may get its lock half a TTL late then, and
-// with lock.FailFast notices as late that etcd cannot be asked any more.
+// A member that is cut off from the others hangs for the time of an election, and then refuses requests, which go to
+// another member. One that hangs for longer, with its connections open, costs each request that it gets a timeout: a fifth
+// of the TTL, and at most two seconds. The request then goes to two members at once, one of which answers if only one hangs.
+// The client of etcd does not notice by itself: set DialKeepAliveTime and DialKeepAliveTimeout in its configuration. A call
+// that waits checks twice per TTL that its watch has missed nothing, and else watches by another connection. So a waiter
+// may get its lock half a TTL late then, and with lock.FailFast notices as late that etcd cannot be asked any more.
 //
 // # Errors
 //

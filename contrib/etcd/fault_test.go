@@ -705,41 +705,32 @@ func asksFirst(t testing.TB, m *member) bool {
 
 // holder is a process that holds a lock, and writes with IsOwner once a line says so.
 func holder(args []string) error {
-	etcd, err := clientv3.New(clientv3.Config{Endpoints: args[:1], Logger: zap.NewNop()})
-	if err != nil {
-		return err
-	}
-	defer etcd.Close()
-	ctx := context.Background()
-	c, err := etcdlock.New(ctx, etcd, etcdlock.WithTTL(ttl))
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	h, err := c.Lock(args[1]).Lock(ctx)
-	if err != nil {
-		return err
-	}
-	condition := c.IsOwner(h)
-	last := time.Now()
-	fmt.Println("token", h.Token())
+	return onClient(args[:1], func(ctx context.Context, etcd *clientv3.Client, c *etcdlock.Client) error {
+		h, err := c.Lock(args[1]).Lock(ctx)
+		if err != nil {
+			return err
+		}
+		condition := c.IsOwner(h)
+		last := time.Now()
+		fmt.Println("token", h.Token())
 
-	// The test stops the process here, which sees that it was stopped when it goes on.
-	for now := last; now.Sub(last) <= ttl/2; now = time.Now() {
-		last = now
-		time.Sleep(time.Millisecond)
-	}
-	resp, err := etcd.Txn(ctx).If(condition).Then(clientv3.OpPut(args[1]+"-data", "stale")).Commit()
-	if err != nil {
-		return err
-	}
-	fmt.Println("written", resp.Succeeded)
-	<-h.Context().Done()
-	fmt.Println(context.Cause(h.Context()))
-	if err := h.Unlock(ctx); !errors.Is(err, lock.ErrLost) {
-		return fmt.Errorf("unlock: %w", err)
-	}
-	return nil
+		// The test stops the process here, which sees that it was stopped when it goes on.
+		for now := last; now.Sub(last) <= ttl/2; now = time.Now() {
+			last = now
+			time.Sleep(time.Millisecond)
+		}
+		resp, err := etcd.Txn(ctx).If(condition).Then(clientv3.OpPut(args[1]+"-data", "stale")).Commit()
+		if err != nil {
+			return err
+		}
+		fmt.Println("written", resp.Succeeded)
+		<-h.Context().Done()
+		fmt.Println(context.Cause(h.Context()))
+		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrLost) {
+			return fmt.Errorf("unlock: %w", err)
+		}
+		return nil
+	})
 }
 
 // A process that is stopped for longer than the TTL loses its hold. When it goes on, its write is refused.

@@ -20,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -148,6 +147,7 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	h.process = harness.Spawn(t, "writer", addrsOf(members)...)
+	require.Equal(t, "0", h.process.Line(bound))
 
 	for ctx.Err() == nil {
 		what, heal := h.disturb()
@@ -217,33 +217,25 @@ func writeData(etcd *clientv3.Client, condition clientv3.Cmp, name string, token
 	return resp.Succeeded, nil
 }
 
-// writer is a process that takes locks and writes. It prints when it begins to hold one for a while.
+// writer is a process that takes locks and writes. It prints when it begins to hold one for a while, and zero at first.
 func writer(addrs []string) error {
-	etcd, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
-	if err != nil {
-		return err
-	}
-	defer etcd.Close()
-	ctx := context.Background()
-	c, err := etcdlock.New(ctx, etcd, etcdlock.WithTTL(ttl))
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for {
-		name := pick(historyNames)
-		h, err := c.Lock(name).Lock(ctx, lock.Wait(5*time.Second))
-		if err != nil {
-			continue
+	return onClient(addrs, func(ctx context.Context, etcd *clientv3.Client, c *etcdlock.Client) error {
+		fmt.Println(0)
+		for {
+			name := pick(historyNames)
+			h, err := c.Lock(name).Lock(ctx, lock.Wait(5*time.Second))
+			if err != nil {
+				continue
+			}
+			condition := c.IsOwner(h)
+			if rand.IntN(4) == 0 {
+				fmt.Println(time.Now().UnixMilli())
+				time.Sleep(4 * freshly)
+			}
+			_, _ = writeData(etcd, condition, name, h.Token())
+			_ = h.Unlock(ctx)
 		}
-		condition := c.IsOwner(h)
-		if rand.IntN(4) == 0 {
-			fmt.Println(time.Now().UnixMilli())
-			time.Sleep(4 * freshly)
-		}
-		_, _ = writeData(etcd, condition, name, h.Token())
-		_ = h.Unlock(ctx)
-	}
+	})
 }
 
 // freshly is how old a line of the writer is at most that says that it holds a lock.
@@ -326,7 +318,7 @@ func (h *history) disturb() (what string, heal func()) {
 		pass()
 		p.Cut()
 	}
-	switch rand.IntN(11) {
+	switch rand.IntN(13) {
 	case 0:
 		m.kill()
 		return "member killed", m.start
@@ -362,6 +354,12 @@ func (h *history) disturb() (what string, heal func()) {
 		require.NoError(h.t, err)
 		_, _ = h.etcd.Compact(h.t.Context(), now.Header.Revision)
 		return "compaction", func() {}
+	case 11:
+		m.isolate(testserver.Stall)
+		return "member without peers", func() { m.isolate(testserver.Pass) }
+	case 12:
+		lead.isolate(testserver.Stall)
+		return "leader without peers", func() { lead.isolate(testserver.Pass) }
 	}
 	panic("no such fault")
 }

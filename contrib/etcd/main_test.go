@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	etcdlock "github.com/redlatch/redlatch/contrib/etcd"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -50,6 +51,22 @@ func locksOf(t testing.TB, etcd *clientv3.Client, opts ...etcdlock.Option) *etcd
 	return c
 }
 
+// onClient is the work of a process that has a client.
+func onClient(addrs []string, work func(ctx context.Context, etcd *clientv3.Client, c *etcdlock.Client) error) error {
+	etcd, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer etcd.Close()
+	ctx := context.Background()
+	c, err := etcdlock.New(ctx, etcd, etcdlock.WithTTL(ttl))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return work(ctx, etcd, c)
+}
+
 // left returns the keys that exist with the prefix of a name.
 func left(t testing.TB, etcd *clientv3.Client, name string) (keys []string) {
 	t.Helper()
@@ -66,7 +83,12 @@ func left(t testing.TB, etcd *clientv3.Client, name string) (keys []string) {
 // nothingLeft waits until no key of a name exists.
 func nothingLeft(t testing.TB, etcd *clientv3.Client, name string) {
 	t.Helper()
-	harness.Eventually(t, bound, "no key is left", func() bool { return len(left(t, etcd, name)) == 0 })
+	nothingLeftWithin(t, etcd, name, bound)
+}
+
+func nothingLeftWithin(t testing.TB, etcd *clientv3.Client, name string, d time.Duration) {
+	t.Helper()
+	harness.Eventually(t, d, "no key of "+name+" is left", func() bool { return len(left(t, etcd, name)) == 0 })
 }
 
 // waiting waits until n claims of a name exist.

@@ -6,6 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +39,8 @@ type member struct {
 	args    []string
 	dir     string
 	addr    string
+	env     []string
+	peers   []*testserver.Proxy // between it and the others, in both directions
 	ended   chan struct{}
 }
 
@@ -68,28 +76,43 @@ func ports(t testing.TB, n int) (addrs []string) {
 	return addrs
 }
 
-// startCluster starts a cluster of n members, which the end of the test stops.
+// startCluster starts a cluster of n members, which the end of the test stops. Each pair of members has a proxy for the
+// connections that one makes to the other. So all members know a member by one name, which is not its address: each has
+// an HTTP proxy that finds the others.
 func startCluster(t testing.TB, n int, args ...string) []*member {
 	t.Helper()
 	path := program(t)
 	addrs := ports(t, 2*n)
+	var members []*member
 	var initial []string
 	for i := range n {
-		initial = append(initial, fmt.Sprintf("m%d=http://%s", i, addrs[n+i]))
+		members = append(members, &member{t: t, dir: t.TempDir(), addr: addrs[i]})
+		initial = append(initial, fmt.Sprintf("m%d=http://m%[1]d:2380", i))
+	}
+	for i, m := range members {
+		hosts := make(map[string]string)
+		for j, peer := range members {
+			if j == i {
+				continue
+			}
+			p := testserver.NewProxy(t, addrs[n+j])
+			hosts[fmt.Sprintf("m%d:2380", j)] = p.Addr
+			m.peers = append(m.peers, p)
+			peer.peers = append(peer.peers, p)
+		}
+		m.env = append(os.Environ(), "HTTP_PROXY="+router(t, hosts))
 	}
 
-	var members []*member
-	for i := range n {
-		client, peer := "http://"+addrs[i], "http://"+addrs[n+i]
-		m := &member{t: t, dir: t.TempDir(), addr: addrs[i]}
+	for i, m := range members {
+		client := "http://" + m.addr
+		name, self, _ := strings.Cut(initial[i], "=")
 		m.args = append([]string{path,
-			"--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(m.dir, "data"), "--unsafe-no-fsync",
+			"--name", name, "--data-dir", filepath.Join(m.dir, "data"), "--unsafe-no-fsync",
 			"--listen-client-urls", client, "--advertise-client-urls", client,
-			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+			"--listen-peer-urls", "http://" + addrs[n+i], "--initial-advertise-peer-urls", self,
 			"--initial-cluster", strings.Join(initial, ","),
 		}, args...)
 		m.start()
-		members = append(members, m)
 	}
 	c := connect(t, addrsOf(members)...)
 	harness.Eventually(t, 2*bound, "etcd serves", func() bool {
@@ -99,6 +122,23 @@ func startCluster(t testing.TB, n int, args ...string) []*member {
 		return err == nil
 	})
 	return members
+}
+
+// router returns the URL of an HTTP proxy that knows the addresses of hosts.
+func router(t testing.TB, hosts map[string]string) string {
+	dial := func(ctx context.Context, network, host string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, hosts[host])
+	}
+	transport := &http.Transport{DialContext: dial}
+	s := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(*httputil.ProxyRequest) {}, Transport: transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+	})
+	t.Cleanup(func() {
+		s.Close()
+		transport.CloseIdleConnections()
+	})
+	return s.URL
 }
 
 func addrsOf(members []*member) (addrs []string) {
@@ -111,12 +151,13 @@ func addrsOf(members []*member) (addrs []string) {
 // start starts the member, again after kill.
 func (m *member) start() {
 	m.t.Helper()
-	log, err := os.OpenFile(filepath.Join(m.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	output, err := os.OpenFile(filepath.Join(m.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(m.t, err)
-	defer log.Close()
+	defer output.Close()
 	m.command = exec.Command(m.args[0], m.args[1:]...)
-	m.command.Stdout = log
-	m.command.Stderr = log
+	m.command.Stdout = output
+	m.command.Stderr = output
+	m.command.Env = m.env
 	m.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(m.t, m.command.Start())
 	m.ended = make(chan struct{})
@@ -143,6 +184,13 @@ func (m *member) signal(s syscall.Signal) {
 	m.t.Helper()
 	if err := m.command.Process.Signal(s); !errors.Is(err, os.ErrProcessDone) {
 		require.NoError(m.t, err)
+	}
+}
+
+// isolate sets the faults of the network between the member and the others.
+func (m *member) isolate(faults testserver.Fault) {
+	for _, p := range m.peers {
+		p.Set(faults)
 	}
 }
 
