@@ -15,7 +15,7 @@ import (
 	"github.com/redlatch/redlatch/lock/driver"
 )
 
-// The kinds of claims are the first letters of their keys within the folder of the name. So the claims that exclude
+// The kinds of claims are the first letters of their keys after the stem of the name. So the claims that exclude
 // a claim are a range of keys, which ends before beyond at the latest.
 const (
 	permit = "p"
@@ -52,21 +52,21 @@ type claim struct {
 
 // newClaim returns a claim that has the lease of a session.
 func (s *store) newClaim(r driver.Request, l *lease) *claim {
-	folder := s.folder(r.Name)
+	stem := s.stem(r.Name)
 	c := &claim{s: s, r: r, home: l, permits: max(1, r.Permits), leases: []*lease{l}, moving: make(chan struct{}, 1)}
 	kind := write
-	c.rivals = rivals{folder + read, folder + beyond}
+	c.rivals = rivals{stem + read, stem + beyond}
 	if r.Permits > 0 {
 		kind = permit
-		c.rivals = rivals{folder + permit, folder + read}
+		c.rivals = rivals{stem + permit, stem + read}
 	} else if r.Shared {
 		kind = read
-		c.rivals.from = folder + write
+		c.rivals.from = stem + write
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.slot = l.slots.take(folder + kind)
+	c.slot = l.slots.take(stem + kind)
 	c.key = c.slot.key(l.id)
 	s.owners[r.Owner] = c
 	l.claims[c] = struct{}{}

@@ -66,8 +66,9 @@ func (s *store) CheckName(name string) error {
 	return nil
 }
 
-// folder returns the prefix of all keys of a name. No folder is within another: a slash in a name is escaped.
-func (s *store) folder(name string) string { return s.prefix + url.PathEscape(name) + "/" }
+// stem returns what the keys of a name begin with, and no others: of a stem, only the prefix contains a slash, at its end, and
+// only the last byte is a comma.
+func (s *store) stem(name string) string { return s.prefix + url.PathEscape(name) + "," }
 
 // goLocked runs f in the background, unless the store is closed.
 func (s *store) goLocked(f func()) {

@@ -19,7 +19,7 @@
 // their create revisions, and the lock belongs to the first. The create revision is also the fencing token (see
 // lock.Hold.Token), so tokens grow in the order in which holds begin. The value of a key is the owner (see lock.OwnerOf):
 //
-//	etcdctl get --prefix redlatch/orders/ --sort-by=CREATE
+//	etcdctl get --prefix redlatch/orders, --sort-by=CREATE
 //
 // All keys of a client have one lease, which it renews each third of its TTL (see [WithTTL]). If the process dies its
 // locks become free after the TTL. A hold is lost, and its context ends, before etcd can let the lease expire: the TTL counts
@@ -136,10 +136,16 @@ func WithTTL(d time.Duration) Option {
 	}
 }
 
-// WithPrefix sets what all keys begin with. Clients with different prefixes have different locks, if neither prefix begins with
-// the other: the locks below "redlatch/a/" would exclude the lock "a" below "redlatch/". The default is "redlatch/".
+// WithPrefix sets what all keys begin with. It must end with a slash, or be empty, and contain no comma. Clients with different
+// prefixes have different locks. The default is "redlatch/".
 func WithPrefix(prefix string) Option {
-	return func(c *config) error { c.prefix = prefix; return nil }
+	return func(c *config) error {
+		if prefix != "" && !strings.HasSuffix(prefix, "/") || strings.Contains(prefix, ",") {
+			return fmt.Errorf("%w: WithPrefix(%q): must end with a slash, and contain no comma", lock.ErrInvalid, prefix)
+		}
+		c.prefix = prefix
+		return nil
+	}
 }
 
 // WithDriver sets options of package driver, such as driver.WithLogger.

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -110,15 +111,6 @@ func TestLostRelease(t *testing.T) {
 	assert.ErrorIs(t, unlock.End(), lock.ErrIndeterminate)
 }
 
-// leaseOf returns the lease of the only key of a name.
-func leaseOf(t testing.TB, etcd *clientv3.Client, name string) clientv3.LeaseID {
-	t.Helper()
-	keys, err := etcd.Get(t.Context(), "redlatch/"+name+"/", clientv3.WithPrefix())
-	require.NoError(t, err)
-	require.Len(t, keys.Kvs, 1)
-	return clientv3.LeaseID(keys.Kvs[0].Lease)
-}
-
 // A key that a late request makes is removed.
 func TestLateRequest(t *testing.T) {
 	t.Parallel()
@@ -154,7 +146,7 @@ func TestRemoved(t *testing.T) {
 	remove := map[string]func(t *testing.T, name string){
 		"key": func(t *testing.T, name string) {
 			for _, key := range left(t, etcd, name) {
-				if strings.Contains(key, "/w-") {
+				if strings.Contains(key, ",w-") {
 					_, err := etcd.Delete(t.Context(), key)
 					require.NoError(t, err)
 				}
@@ -189,21 +181,14 @@ func TestRemoved(t *testing.T) {
 			require.NoError(t, err)
 			call := harness.StartLock(t, t.Context(), c.Lock(name))
 			waiting(t, etcd, name, 2)
-			var keys []string
-			for _, key := range left(t, etcd, name) {
-				kv, err := etcd.Get(t.Context(), key)
-				require.NoError(t, err)
-				if string(kv.Kvs[0].Value) != lock.OwnerOf(held).String() {
-					keys = append(keys, key)
-				}
-			}
-			require.Len(t, keys, 1)
+			mine := slices.DeleteFunc(claims(t, etcd, name), func(kv *mvccpb.KeyValue) bool {
+				return string(kv.Value) == lock.OwnerOf(held).String()
+			})
+			require.Len(t, mine, 1)
 			if what == "key" {
-				_, err = etcd.Delete(t.Context(), keys[0])
+				_, err = etcd.Delete(t.Context(), string(mine[0].Key))
 			} else {
-				kv, getErr := etcd.Get(t.Context(), keys[0])
-				require.NoError(t, getErr)
-				_, err = etcd.Revoke(t.Context(), clientv3.LeaseID(kv.Kvs[0].Lease))
+				_, err = etcd.Revoke(t.Context(), clientv3.LeaseID(mine[0].Lease))
 			}
 			require.NoError(t, err)
 			waiting(t, etcd, name, 2)

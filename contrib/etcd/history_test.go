@@ -263,9 +263,7 @@ func (h *history) revoke() {
 	}
 	ctx, cancel := context.WithTimeout(h.t.Context(), 2*bound)
 	defer cancel()
-	keys, err := h.etcd.Get(ctx, "redlatch/"+r.name+"/", clientv3.WithPrefix())
-	require.NoError(h.t, err)
-	for _, kv := range keys.Kvs {
+	for _, kv := range claims(h.t, h.etcd, r.name) {
 		if string(kv.Value) != lock.OwnerOf(hold).String() {
 			continue
 		}

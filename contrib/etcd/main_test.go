@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -67,17 +68,31 @@ func onClient(addrs []string, work func(ctx context.Context, etcd *clientv3.Clie
 	return work(ctx, etcd, c)
 }
 
-// left returns the keys that exist with the prefix of a name.
+// claims returns the claims of a name that exist.
+func claims(t testing.TB, etcd *clientv3.Client, name string) []*mvccpb.KeyValue {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*bound)
+	defer cancel()
+	resp, err := etcd.Get(ctx, "redlatch/"+name+",", clientv3.WithPrefix())
+	require.NoError(t, err)
+	return resp.Kvs
+}
+
+// left returns the keys of a name that exist.
 func left(t testing.TB, etcd *clientv3.Client, name string) (keys []string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
-	defer cancel()
-	resp, err := etcd.Get(ctx, "redlatch/"+name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	require.NoError(t, err)
-	for _, kv := range resp.Kvs {
+	for _, kv := range claims(t, etcd, name) {
 		keys = append(keys, string(kv.Key))
 	}
 	return keys
+}
+
+// leaseOf returns the lease of the only claim of a name.
+func leaseOf(t testing.TB, etcd *clientv3.Client, name string) clientv3.LeaseID {
+	t.Helper()
+	kvs := claims(t, etcd, name)
+	require.Len(t, kvs, 1)
+	return clientv3.LeaseID(kvs[0].Lease)
 }
 
 // nothingLeft waits until no key of a name exists.
@@ -174,7 +189,7 @@ func TestConformance(t *testing.T) {
 func TestNames(t *testing.T) {
 	t.Parallel()
 	c := locks(t, []string{shared(t)})
-	names := []string{"names/w", "names/", "names", "names%2Fw", "names/w-1", "names\x00", "names\xff", "námes", "names names", "/names"}
+	names := []string{"names/w", "names/", "names", "names%2Fw", "names/w-1", "names,", "names,w-1", "names\x00", "names\xff", "námes", "names names", "/names"}
 	var holds []lock.Hold
 	for _, name := range names {
 		h, err := c.Lock(name).TryLock(t.Context())
@@ -206,6 +221,8 @@ func TestNew(t *testing.T) {
 		"nil":   {nil},
 		"short": {etcdlock.WithTTL(time.Second)},
 		"long":  {etcdlock.WithTTL(2 * time.Hour)},
+		"comma": {etcdlock.WithPrefix("a,b/")},
+		"slash": {etcdlock.WithPrefix("a")},
 	} {
 		_, err := etcdlock.New(t.Context(), etcd, opts...)
 		assert.ErrorIs(t, err, lock.ErrInvalid, name)
@@ -235,20 +252,32 @@ func TestNew(t *testing.T) {
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// Clients with different prefixes have different locks.
+// Clients with different prefixes have different locks, also if one prefix begins with the other.
 func TestPrefix(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
-	a := locksOf(t, etcd)
-	b := locksOf(t, etcd, etcdlock.WithPrefix("other"))
-	for _, c := range []*etcdlock.Client{a, b} {
-		h, err := c.Lock("prefix").TryLock(t.Context())
+	outer := locksOf(t, etcd, etcdlock.WithPrefix("prefix/"))
+	inner := locksOf(t, etcd, etcdlock.WithPrefix("prefix/name/"))
+	root := locksOf(t, etcd, etcdlock.WithPrefix(""))
+	taken := func(l lock.Locker) {
+		t.Helper()
+		h, err := l.TryLock(t.Context())
 		require.NoError(t, err)
-		defer func() { assert.NoError(t, h.Unlock(context.Background())) }()
+		t.Cleanup(func() { assert.NoError(t, h.Unlock(context.Background())) })
 	}
-	keys, err := etcd.Get(t.Context(), "otherprefix/", clientv3.WithPrefix())
+	for _, name := range []string{"report", "write", "permit"} { // the kinds of keys have the same first letters
+		taken(inner.Lock(name))
+		taken(inner.Semaphore(name, 1))
+	}
+	for _, c := range []*etcdlock.Client{outer, root} {
+		for _, name := range []string{"name", "prefix", "prefix/name"} {
+			taken(c.Lock(name))
+			taken(c.Semaphore(name, 1))
+		}
+	}
+	keys, err := etcd.Get(t.Context(), "prefix/name,", clientv3.WithPrefix())
 	require.NoError(t, err)
-	assert.Len(t, keys.Kvs, 1)
+	assert.Len(t, keys.Kvs, 2)
 }
 
 // A reader does not overtake a writer that waits, and tries nothing while one does.
@@ -409,14 +438,10 @@ func TestOwnLease(t *testing.T) {
 	t.Parallel()
 	etcd := connect(t, shared(t))
 	c := locksOf(t, etcd)
-	leaseOf := func(name string) (id clientv3.LeaseID, ttl time.Duration) {
-		keys, err := etcd.Get(t.Context(), "redlatch/"+name+"/", clientv3.WithPrefix())
-		require.NoError(t, err)
-		require.Len(t, keys.Kvs, 1)
-		id = clientv3.LeaseID(keys.Kvs[0].Lease)
+	granted := func(id clientv3.LeaseID) time.Duration {
 		l, err := etcd.TimeToLive(t.Context(), id)
 		require.NoError(t, err)
-		return id, time.Duration(l.GrantedTTL) * time.Second
+		return time.Duration(l.GrantedTTL) * time.Second
 	}
 	gone := func(id clientv3.LeaseID) {
 		harness.Eventually(t, bound, "the lease is gone", func() bool {
@@ -427,19 +452,18 @@ func TestOwnLease(t *testing.T) {
 
 	h, err := c.Lock("own-lease").Lock(t.Context())
 	require.NoError(t, err)
-	common, granted := leaseOf("own-lease")
-	assert.Equal(t, ttl, granted)
+	common := leaseOf(t, etcd, "own-lease")
+	assert.Equal(t, ttl, granted(common))
 	token := h.Token()
 	require.NoError(t, h.Extend(t.Context(), time.Second))
-	same, _ := leaseOf("own-lease")
-	assert.Equal(t, common, same, "the common lease is long enough")
+	assert.Equal(t, common, leaseOf(t, etcd, "own-lease"), "the common lease is long enough")
 	require.NoError(t, h.Extend(t.Context(), time.Minute))
-	first, granted := leaseOf("own-lease")
-	assert.Equal(t, time.Minute, granted)
+	first := leaseOf(t, etcd, "own-lease")
+	assert.Equal(t, time.Minute, granted(first))
 	assert.Greater(t, h.Remaining(), 50*time.Second)
 	require.NoError(t, h.Extend(t.Context(), time.Hour))
-	second, granted := leaseOf("own-lease")
-	assert.Equal(t, time.Hour, granted)
+	second := leaseOf(t, etcd, "own-lease")
+	assert.Equal(t, time.Hour, granted(second))
 	gone(first)
 	assert.Equal(t, token, h.Token())
 	require.NoError(t, h.Unlock(t.Context()))
@@ -447,8 +471,8 @@ func TestOwnLease(t *testing.T) {
 
 	h, err = c.Lock("own-lease").Lock(t.Context(), lock.Lease(1500*time.Millisecond))
 	require.NoError(t, err)
-	third, granted := leaseOf("own-lease")
-	assert.Equal(t, 2*time.Second, granted)
+	third := leaseOf(t, etcd, "own-lease")
+	assert.Equal(t, 2*time.Second, granted(third))
 	assert.LessOrEqual(t, h.Remaining(), 1500*time.Millisecond)
 	require.NoError(t, h.Extend(t.Context(), 100*time.Millisecond))
 	assert.Greater(t, h.Remaining(), time.Second, "Extend does not shorten")
