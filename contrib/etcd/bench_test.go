@@ -4,6 +4,7 @@ package etcdlock_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -14,19 +15,20 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// The benchmarks measure a lock of this package beside concurrency.Mutex of etcd. All callers share one client of etcd. Each
-// caller has a session of its own, because a Mutex does not exclude callers with the same one.
+// The benchmarks measure a lock of this package beside concurrency.Mutex of etcd. All callers share one client of etcd, and
+// of this package. Each caller of a Mutex has a session of its own, because it does not exclude callers with the same one.
 //
 //	go test -run '^$' -bench . -count 6
 
 // pair is what a caller does: it takes a lock and releases it.
 type pair func(ctx context.Context) error
 
-// contenders returns for each library what makes callers of one lock.
-func contenders(b *testing.B, etcd *clientv3.Client, name string) map[string]func() pair {
-	return map[string]func() pair{
-		"etcdlock": func() pair {
-			l := locksOf(b, etcd).Lock(name)
+// contenders returns for each library what makes callers of locks.
+func contenders(b *testing.B, etcd *clientv3.Client) map[string]func(name string) pair {
+	c := locksOf(b, etcd)
+	return map[string]func(name string) pair{
+		"etcdlock": func(name string) pair {
+			l := c.Lock(name)
 			return func(ctx context.Context) error {
 				h, err := l.Lock(ctx)
 				if err != nil {
@@ -35,7 +37,7 @@ func contenders(b *testing.B, etcd *clientv3.Client, name string) map[string]fun
 				return h.Unlock(ctx)
 			}
 		},
-		"mutex": func() pair {
+		"mutex": func(name string) pair {
 			session, err := concurrency.NewSession(etcd)
 			require.NoError(b, err)
 			b.Cleanup(func() { _ = session.Close() })
@@ -50,14 +52,15 @@ func contenders(b *testing.B, etcd *clientv3.Client, name string) map[string]fun
 	}
 }
 
-func benchmark(b *testing.B, name string, callers int) {
+// benchmark has callers take locks. The names go round.
+func benchmark(b *testing.B, callers int, names ...string) {
 	for _, library := range []string{"etcdlock", "mutex"} {
 		b.Run(library, func(b *testing.B) {
 			etcd := connect(b, shared(b))
-			newPair := contenders(b, etcd, name)[library]
+			newPair := contenders(b, etcd)[library]
 			var pairs []pair
-			for range callers {
-				pairs = append(pairs, newPair())
+			for i := range callers {
+				pairs = append(pairs, newPair(names[i%len(names)]))
 			}
 			b.ReportAllocs()
 			b.ResetTimer()
@@ -79,13 +82,22 @@ func benchmark(b *testing.B, name string, callers int) {
 }
 
 // One caller takes a free lock.
-func BenchmarkFree(b *testing.B) { benchmark(b, "bench-free", 1) }
+func BenchmarkFree(b *testing.B) { benchmark(b, 1, "bench-free") }
+
+// Sixty-four callers each take a lock of their own.
+func BenchmarkFreeMany(b *testing.B) {
+	var names []string
+	for i := range 64 {
+		names = append(names, fmt.Sprintf("bench-free-%d", i))
+	}
+	benchmark(b, len(names), names...)
+}
 
 // Two callers pass a lock to each other.
-func BenchmarkHandover(b *testing.B) { benchmark(b, "bench-handover", 2) }
+func BenchmarkHandover(b *testing.B) { benchmark(b, 2, "bench-handover") }
 
 // Sixteen callers wait for each other.
-func BenchmarkWaiters(b *testing.B) { benchmark(b, "bench-waiters", 16) }
+func BenchmarkWaiters(b *testing.B) { benchmark(b, 16, "bench-waiters") }
 
 // TryLock of a lock that is held.
 func BenchmarkHeld(b *testing.B) {

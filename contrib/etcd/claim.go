@@ -237,15 +237,15 @@ func (c *claim) with(l *lease) clientv3.Op {
 // put makes the key if all conditions are met, and reports whether it exists: a request whose reply was lost may have made it,
 // too. answer is the answer to question, of just before; it is nil if question is, or if it was such a request.
 func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...clientv3.Cmp) (exists bool, answer *queue, err error) {
-	conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(c.key), "=", 0))
-	then := []clientv3.Op{c.with(c.home)}
+	then := make([]clientv3.Op, 0, 2)
 	if question != nil {
-		then = []clientv3.Op{*question, then[0]}
+		then = append(then, *question)
 	}
-	own := clientv3.OpGet(c.key, clientv3.WithKeysOnly())
+	then = append(then, c.with(c.home))
+	all := append(conditions, clientv3.Compare(clientv3.CreateRevision(c.key), "=", 0))
 
 	resp, unknown, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return c.s.c.Txn(ctx).If(conditions...).Then(then...).Else(own).Commit()
+		return c.s.c.Txn(ctx).If(all...).Then(then...).Commit()
 	})
 	if unknown {
 		c.sent = true
@@ -258,16 +258,11 @@ func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...cl
 	if err != nil {
 		return false, nil, err
 	}
-
 	if !resp.Succeeded {
-		kvs := resp.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 {
-			return false, nil, nil
+		if len(conditions) == 0 || c.unknown {
+			exists, err = c.made(ctx)
 		}
-		c.sent = true
-		c.rev = kvs[0].CreateRevision
-		c.mod = kvs[0].ModRevision
-		return true, nil, nil
+		return exists, nil, err
 	}
 
 	c.sent = true
@@ -278,6 +273,23 @@ func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...cl
 		answer = &q
 	}
 	return true, answer, nil
+}
+
+// made reports whether the key exists before put has made it for certain.
+func (c *claim) made(ctx context.Context) (bool, error) {
+	own, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return c.s.c.Get(ctx, c.key, clientv3.WithKeysOnly())
+	})
+	if err != nil {
+		return false, as(lock.ErrIndeterminate, err)
+	}
+	if len(own.Kvs) == 0 {
+		return false, nil
+	}
+	c.sent = true
+	c.rev = own.Kvs[0].CreateRevision
+	c.mod = own.Kvs[0].ModRevision
+	return true, nil
 }
 
 // try makes the key unless rivals exist, which would be ahead of it.

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -40,9 +41,9 @@ func (c *claim) queue(ahead []*mvccpb.KeyValue, revision int64) queue {
 // wait makes the key and waits until the claim is granted.
 func (c *claim) wait(ctx context.Context) error {
 	question := c.question()
-	_, answer, err := c.put(ctx, &question)
-	if err != nil {
-		return err
+	exists, answer, err := c.put(ctx, &question)
+	if err != nil || !exists {
+		return cmp.Or(err, errAgain)
 	}
 
 	var q queue
