@@ -1,14 +1,11 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlatch/redlatch/lock"
@@ -38,16 +35,16 @@ type claim struct {
 
 	// These fields change while the claim is acquired, and mod also while moving is full.
 	sent    bool  // the key may exist
-	unknown bool  // a request that makes the key may arrive yet
+	unknown bool  // a request that makes or deletes the key may arrive yet
 	rev     int64 // the create revision, and the fencing token
 	mod     int64 // the revision of the last known change
 
 	// The mutex of the store guards what follows.
 	leases []*lease  // that the key has: one, or several while the outcome of attach is unknown
 	ends   time.Time // of a claim that is not kept, or zero
-	held   bool      // it is granted, and its client is told if it is lost
-	over   bool
-	left   bool // the slot is not its own any more
+	held   bool      // from when it is granted until it is released or over: its client is told if it is lost
+	over   bool      // it was released, lost, or given up
+	left   bool      // the slot is not its own any more, because the key is gone for good, or the slot is retired
 }
 
 // newClaim returns a claim that has the lease of a session.
@@ -79,6 +76,7 @@ func (c *claim) dropLocked() {
 		return
 	}
 	c.over = true
+	c.held = false
 	if c.s.owners[c.r.Owner] == c {
 		delete(c.s.owners, c.r.Owner)
 	}
@@ -120,9 +118,7 @@ func (c *claim) removeLocked() {
 			if err != nil || deleted || !c.unknown {
 				break
 			}
-			select {
-			case <-time.After(pause):
-			case <-c.home.ctx.Done():
+			if !sleep(c.home.ctx, pause) {
 				return
 			}
 			pause *= 2
@@ -229,102 +225,6 @@ func (c *claim) acquire(ctx context.Context) error {
 	return nil
 }
 
-// with makes the key with a lease, or gives it that lease.
-func (c *claim) with(l *lease) clientv3.Op {
-	return clientv3.OpPut(c.key, c.r.Owner.String(), clientv3.WithLease(l.id))
-}
-
-// put makes the key if all conditions are met, and reports whether it exists: a request whose reply was lost may have made it,
-// too. answer is the answer to question, of just before; it is nil if question is, or if it was such a request.
-func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...clientv3.Cmp) (exists bool, answer *queue, err error) {
-	then := make([]clientv3.Op, 0, 2)
-	if question != nil {
-		then = append(then, *question)
-	}
-	then = append(then, c.with(c.home))
-	all := append(conditions, clientv3.Compare(clientv3.CreateRevision(c.key), "=", 0))
-
-	resp, unknown, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return c.s.c.Txn(ctx).If(all...).Then(then...).Commit()
-	})
-	if unknown {
-		c.sent = true
-		c.unknown = true
-	}
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		c.s.gone(c.home, err)
-		return false, nil, errAgain
-	}
-	if err != nil {
-		return false, nil, err
-	}
-	if !resp.Succeeded {
-		if len(conditions) == 0 || c.unknown {
-			exists, err = c.made(ctx)
-		}
-		return exists, nil, err
-	}
-
-	c.sent = true
-	c.rev = resp.Header.Revision
-	c.mod = c.rev
-	if question != nil {
-		q := c.queue(resp.Responses[0].GetResponseRange().Kvs, c.rev)
-		answer = &q
-	}
-	return true, answer, nil
-}
-
-// made reports whether the key exists before put has made it for certain.
-func (c *claim) made(ctx context.Context) (bool, error) {
-	own, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
-		return c.s.c.Get(ctx, c.key, clientv3.WithKeysOnly())
-	})
-	if err != nil {
-		return false, as(lock.ErrIndeterminate, err)
-	}
-	if len(own.Kvs) == 0 {
-		return false, nil
-	}
-	c.sent = true
-	c.rev = own.Kvs[0].CreateRevision
-	c.mod = own.Kvs[0].ModRevision
-	return true, nil
-}
-
-// try makes the key unless rivals exist, which would be ahead of it.
-func (c *claim) try(ctx context.Context) error {
-	free := clientv3.Compare(clientv3.CreateRevision(c.rivals.from), "=", 0).WithRange(c.rivals.to)
-	exists, _, err := c.put(ctx, nil, free)
-	if err == nil && !exists {
-		return lock.ErrNotAcquired
-	}
-	return err
-}
-
-// tryPermit makes the key if fewer rivals than there are permits exist: it counts them, and makes the key if none was made
-// since.
-func (c *claim) tryPermit(ctx context.Context) error {
-	for {
-		others, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return c.s.c.Get(ctx, c.rivals.from, clientv3.WithRange(c.rivals.to), clientv3.WithKeysOnly(),
-				clientv3.WithLimit(int64(c.permits)))
-		})
-		if err != nil {
-			return as(lock.ErrUnavailable, err)
-		}
-		if len(others.Kvs) >= c.permits {
-			return lock.ErrNotAcquired
-		}
-
-		same := clientv3.Compare(clientv3.CreateRevision(c.rivals.from), "<", others.Header.Revision+1).WithRange(c.rivals.to)
-		exists, _, err := c.put(ctx, nil, same)
-		if exists || err != nil {
-			return err
-		}
-	}
-}
-
 // Token implements driver.Claim.
 func (c *claim) Token() int64 { return c.rev }
 
@@ -339,149 +239,6 @@ func (c *claim) Until() time.Time {
 		}
 	}
 	return until
-}
-
-// Extend implements driver.Claim.
-func (c *claim) Extend(ctx context.Context, lease time.Duration) error {
-	err := c.extend(ctx, lease)
-	if errors.Is(err, lock.ErrLost) {
-		c.s.mu.Lock()
-		c.goneLocked()
-		c.s.mu.Unlock()
-	}
-	return err
-}
-
-func (c *claim) extend(ctx context.Context, lease time.Duration) error {
-	enough := time.Until(c.Until()) >= lease
-	c.s.mu.Lock()
-	over := c.over
-	l := c.leases[0]
-	renew := l.kept && len(c.leases) == 1 && l.ttl >= lease
-	c.s.mu.Unlock()
-	if over {
-		return lock.ErrLost
-	}
-	if !enough && !renew {
-		return c.attach(ctx, false, lease)
-	}
-
-	if !enough {
-		r, _, err := call(ctx, c.s, false, c.s.keepAlive(l))
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			c.s.gone(l, err)
-			return lock.ErrLost
-		}
-		if err != nil {
-			return err
-		}
-		c.s.prolong(l, r)
-	}
-	if exists, err := c.exists(ctx, false); err != nil || !exists {
-		return cmp.Or(err, lock.ErrLost)
-	}
-	return nil
-}
-
-// exists asks whether the key exists.
-func (c *claim) exists(ctx context.Context, failFast bool) (bool, error) {
-	own, _, err := call(ctx, c.s, failFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
-		return c.s.c.Get(ctx, c.key, clientv3.WithCountOnly())
-	})
-	if err != nil {
-		return false, as(lock.ErrUnavailable, err)
-	}
-	return own.Count > 0, nil
-}
-
-// attach gives the key a lease of its own, which is renewed if the claim is kept. Until the outcome is known the claim has
-// the old lease and the new one.
-func (c *claim) attach(ctx context.Context, failFast bool, d time.Duration) error {
-	select {
-	case c.moving <- struct{}{}:
-		defer func() { <-c.moving }()
-	case <-ctx.Done():
-		return errors.Join(lock.ErrUnavailable, errNoAnswer)
-	}
-
-	ttl := d
-	if c.r.Lease == 0 {
-		ttl = max(d, c.s.ttl)
-	}
-	l, err := c.s.grant(ctx, failFast, ttl)
-	if err != nil {
-		return err
-	}
-	l.own = true
-	l.kept = c.r.Lease == 0
-	c.s.mu.Lock()
-	if c.over {
-		c.s.revokeLocked(l)
-		c.s.mu.Unlock()
-		return lock.ErrLost
-	}
-	c.s.leases[l] = struct{}{}
-	c.leases = append(c.leases, l)
-	l.claims[c] = struct{}{}
-	c.s.mu.Unlock()
-
-	unknown, err := c.move(ctx, failFast, l)
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // it was over before the key had it
-		err = errors.Join(lock.ErrUnavailable, err)
-		if unknown {
-			err = as(lock.ErrIndeterminate, err)
-		}
-	}
-	c.s.mu.Lock()
-	defer c.s.mu.Unlock()
-	if c.over {
-		return cmp.Or(err, lock.ErrLost)
-	}
-	if err == nil {
-		for _, old := range c.leases {
-			if old != l {
-				c.leaveLocked(old)
-			}
-		}
-		c.leases = []*lease{l}
-		if !l.kept {
-			c.ends = l.until.Add(d - l.ttl)
-		}
-	} else if !unknown {
-		c.leases = slices.DeleteFunc(c.leases, func(other *lease) bool { return other == l })
-		c.leaveLocked(l)
-	}
-	return err
-}
-
-// move attaches the key to a lease. Each attempt has the revision of the last change as a condition, so that one that
-// arrives late has no effect.
-func (c *claim) move(ctx context.Context, failFast bool, l *lease) (unknown bool, err error) {
-	for {
-		resp, doubt, err := call(ctx, c.s, failFast, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-			return c.s.c.Txn(ctx).If(
-				clientv3.Compare(clientv3.CreateRevision(c.key), "=", c.rev),
-				clientv3.Compare(clientv3.ModRevision(c.key), "=", c.mod),
-			).Then(c.with(l)).Else(clientv3.OpGet(c.key)).Commit()
-		})
-		unknown = unknown || doubt
-		if err != nil {
-			return unknown, err
-		}
-		if resp.Succeeded {
-			c.mod = resp.Header.Revision
-			return unknown, nil
-		}
-
-		kvs := resp.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != c.rev {
-			return false, lock.ErrLost
-		}
-		c.mod = kvs[0].ModRevision
-		if clientv3.LeaseID(kvs[0].Lease) == l.id {
-			return unknown, nil
-		}
-	}
 }
 
 // errRemoved is the error of a loss without one of etcd.
@@ -500,7 +257,7 @@ func (c *claim) confirm() {
 
 // goneLocked ends a claim whose key does not exist any more.
 func (c *claim) goneLocked() {
-	if c.held && !c.over {
+	if c.held {
 		c.r.Lost(lock.ReasonGone, errRemoved)
 	}
 	c.dropLocked()

@@ -75,12 +75,20 @@ func attempts[T any](
 			return answer, unknown, err
 		}
 
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !sleep(ctx, pause) {
 			return answer, unknown, err
 		}
 		pause = min(2*pause, maxPause)
+	}
+}
+
+// sleep pauses, and reports whether ctx has not ended meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -103,11 +111,11 @@ func ask[T any](
 	}
 
 	// What the caller's context tells the servers that the caller calls is nothing for etcd.
-	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, requireLeader), timeout)
+	attempt, cancel := context.WithTimeout(metadata.NewOutgoingContext(ctx, requireLeader), timeout)
 	defer cancel()
 	members = min(members, len(s.c.Endpoints()))
 	if members <= 1 {
-		answer, err = request(ctx)
+		answer, err = request(attempt)
 		return answer, classify(err)
 	}
 
@@ -118,7 +126,7 @@ func ask[T any](
 	replies := make(chan reply, members)
 	for range members {
 		go func() {
-			answer, err := request(ctx)
+			answer, err := request(attempt)
 			replies <- reply{answer, classify(err)}
 		}()
 	}

@@ -60,7 +60,7 @@ func (all slots) give(s slot) {
 	}
 }
 
-// retire has no claim take the slot any more.
+// retire has no claim take the slot any more: a member that was stopped may execute a request however late.
 func (all slots) retire(s slot) {
 	l := all[s.prefix]
 	l.used--
