@@ -139,6 +139,11 @@ func TestLateRequest(t *testing.T) {
 	require.NoError(t, h.Unlock(t.Context()))
 }
 
+// isOf returns a function that reports whether a claim is that of a hold.
+func isOf(h lock.Hold) func(kv *mvccpb.KeyValue) bool {
+	return func(kv *mvccpb.KeyValue) bool { return string(kv.Value) == lock.OwnerOf(h).String() }
+}
+
 // A hold whose key, or whose lease, was removed by hand is lost. A call that waits joins the queue again.
 func TestRemoved(t *testing.T) {
 	t.Parallel()
@@ -181,9 +186,7 @@ func TestRemoved(t *testing.T) {
 			require.NoError(t, err)
 			call := harness.StartLock(t, t.Context(), c.Lock(name))
 			waiting(t, etcd, name, 2)
-			mine := slices.DeleteFunc(claims(t, etcd, name), func(kv *mvccpb.KeyValue) bool {
-				return string(kv.Value) == lock.OwnerOf(held).String()
-			})
+			mine := slices.DeleteFunc(claims(t, etcd, name), isOf(held))
 			require.Len(t, mine, 1)
 			if what == "key" {
 				_, err = etcd.Delete(t.Context(), string(mine[0].Key))
@@ -290,6 +293,79 @@ func TestReleaseTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(t.Context()))
 	assert.Equal(t, int64(3), requests.Load())
+}
+
+// A request whose reply is lost, and that is repeated, has made one key.
+func TestRepeatedRequest(t *testing.T) {
+	t.Parallel()
+	var lose atomic.Bool
+	etcd := between(t, func(method string, _ any, send func() error) error {
+		err := send()
+		if method == "/etcdserverpb.KV/Txn" && lose.CompareAndSwap(true, false) {
+			return status.Error(codes.Unavailable, "lost")
+		}
+		return err
+	}, shared(t), testserver.NewProxy(t, shared(t)).Addr)
+	c := locksOf(t, etcd)
+	for name, take := range map[string]func(name string) (lock.Hold, error){
+		"lock":   func(name string) (lock.Hold, error) { return c.Lock(name).Lock(t.Context()) },
+		"try":    func(name string) (lock.Hold, error) { return c.Lock(name).TryLock(t.Context()) },
+		"permit": func(name string) (lock.Hold, error) { return c.Semaphore(name, 2).TryLock(t.Context()) },
+	} {
+		name = "repeated-" + name
+		lose.Store(true)
+		h, err := take(name)
+		require.NoError(t, err, name)
+		kvs := claims(t, etcd, name)
+		require.Len(t, kvs, 1, name)
+		assert.Equal(t, kvs[0].CreateRevision, h.Token(), name)
+		require.NoError(t, h.Unlock(t.Context()))
+		nothingLeft(t, etcd, name)
+	}
+}
+
+// A key that goes, and that a late request makes again, is not at the head of the queue.
+func TestKeyMadeAgain(t *testing.T) {
+	t.Parallel()
+	const name = "made-again"
+	direct := connect(t, shared(t))
+	held, err := locksOf(t, direct).Lock(name).Lock(t.Context())
+	require.NoError(t, err)
+	mine := func() []*mvccpb.KeyValue { return slices.DeleteFunc(claims(t, direct, name), isOf(held)) }
+	var requests atomic.Int64
+	again := make(chan string, 1)
+	var late *mvccpb.KeyValue // of the third request
+	etcd := between(t, func(method string, _ any, send func() error) error {
+		if method != "/etcdserverpb.KV/Txn" && method != "/etcdserverpb.KV/Range" {
+			return send()
+		}
+		n := requests.Add(1)
+		if n == 3 { // after the one that found the key
+			late = mine()[0]
+			_, err := direct.Delete(t.Context(), string(late.Key))
+			require.NoError(t, err)
+		}
+		err := send()
+		if n == 1 {
+			return status.Error(codes.Unavailable, "lost")
+		}
+		if n == 3 {
+			_, err := direct.Put(t.Context(), string(late.Key), string(late.Value), clientv3.WithLease(clientv3.LeaseID(late.Lease)))
+			require.NoError(t, err)
+			again <- string(late.Key)
+		}
+		return err
+	}, shared(t))
+	call := harness.StartLock(t, t.Context(), locksOf(t, etcd).Lock(name))
+	key := harness.Receive(t, bound, "the late request", again)
+	harness.Eventually(t, bound, "another key waits", func() bool {
+		kvs := mine()
+		return len(kvs) == 1 && string(kvs[0].Key) != key
+	})
+	assert.True(t, call.Running())
+	require.NoError(t, held.Unlock(t.Context()))
+	require.NoError(t, call.Got().Unlock(t.Context()))
+	nothingLeft(t, direct, name)
 }
 
 // A wait whose context ends with the lease of its client has not acquired the lock, and etcd has refused nothing.
