@@ -15,9 +15,10 @@
 //
 // # Guarantees
 //
-// A hold is a key below the prefix and the name, and so is a call that waits. The keys of a name are a queue, in the order of
-// their create revisions, and the lock belongs to the first. The create revision is also the fencing token (see
-// lock.Hold.Token), so tokens grow in the order in which holds begin. The value of a key is the owner (see lock.OwnerOf):
+// A hold is a key that begins with the prefix and the name, escaped as in a URL, and so is a call that waits. The keys of a
+// name are a queue, in the order of their create revisions, and the lock belongs to the first. The create revision is also
+// the fencing token (see lock.Hold.Token), so tokens grow in the order in which holds begin. The value of a key is the owner
+// (see lock.OwnerOf):
 //
 //	etcdctl get --prefix redlatch/orders, --sort-by=CREATE
 //

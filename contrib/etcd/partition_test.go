@@ -101,7 +101,9 @@ func memberWithoutPeers(t *testing.T, members []*member, i int) {
 	ungranted(lock.Wait(time.Second))
 	ungranted(lock.FailFast())
 	before := time.Now().Add(kept.Remaining())
-	harness.Eventually(t, bound, "the lease is renewed", func() bool { return time.Now().Add(kept.Remaining()).After(before.Add(slack)) })
+	harness.Eventually(t, bound, "the lease is renewed", func() bool {
+		return time.Now().Add(kept.Remaining()).After(before.Add(slack))
+	})
 	assert.True(t, late.Running())
 	assert.Greater(t, time.Since(began), ttl)
 
