@@ -112,8 +112,13 @@ golangci:
 bench:
 	./scripts/deps bench
 	./scripts/servers etcd-server-3.5 zookeeper-server
-	mvn -q -B -ntp -f interop/redisson -pl 4 clean compile
+	$(MAKE) interop/redisson/4/target/built interop/curator/target/built
 	cd benchmarks && REDLATCH_SERVERS=$$(../scripts/servers $(firstword $(subst $(comma), ,$(SERVERS)))) go run ./compare $(if $(filter long,$(BENCH)),-long)
+
+# The programs of bench in Java, whose libraries Maven downloads.
+interop/%/target/built: interop/%/pom.xml interop/redisson/pom.xml $(wildcard interop/src/interop/*.java)
+	mvn -q -B -ntp -f interop/$* clean compile
+	@touch $@
 
 # Every benchmark once, and the tests of the comparison.
 bench-test: deps

@@ -34,7 +34,7 @@ func compare(p plan) (*results, error) {
 	c := &comparison{plan: p}
 	c.services.stopWhenInterrupted()
 	defer c.services.stop()
-	defer c.crew.dismiss()
+	defer c.crew.keep(func(string) bool { return false })
 	r := &results{Date: time.Now().Format(time.DateOnly), Repetitions: p.repetitions, Window: p.window.Seconds(), Machine: thisMachine()}
 	before := processorTicks()
 	r.Noise.Load = loadAverage()
@@ -42,9 +42,7 @@ func compare(p plan) (*results, error) {
 		if err := c.pulse(r); err != nil {
 			return nil, err
 		}
-		if !s.has(redisson) { // kept workers would only disturb
-			c.crew.dismiss()
-		}
+		c.crew.keep(s.has) // others would only disturb
 		r.Scenarios = append(r.Scenarios, c.scenario(s))
 	}
 	if err := c.pulse(r); err != nil {

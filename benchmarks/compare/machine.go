@@ -89,7 +89,7 @@ func versions(s *services) []version {
 		}
 	}
 	if path, err := find(zookeeperServer); s.others["zookeeper"] != nil && err == nil {
-		all = append(all, jars("ZooKeeper", filepath.Join(filepath.Dir(path), "..", zookeeperServer, "usr/share/java/zookeeper-[0-9]*.jar"))...)
+		all = append(all, inNames("ZooKeeper", filepath.Join(filepath.Dir(path), "..", zookeeperServer, "usr/share/java/zookeeper-[0-9]*.jar"))...)
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {
@@ -98,15 +98,22 @@ func versions(s *services) []version {
 			}
 		}
 	}
-	return append(all, jars("org.redisson:redisson", filepath.Join(redissonDir, "lib", "redisson-[0-9]*.jar"))...)
+	for _, of := range []struct{ name, peer, jar string }{
+		{"org.redisson:redisson", redisson, "redisson"},
+		{"org.apache.curator:curator-recipes", curator, "curator-recipes"},
+		{"org.apache.zookeeper:zookeeper", curator, "zookeeper"},
+	} {
+		all = append(all, inNames(of.name, jars(of.peer, of.jar+"-[0-9]*.jar"))...)
+	}
+	return all
 }
 
 var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
 
 func firstVersion(text string) string { return versionNumber.FindString(text) }
 
-// jars returns the version in the name of a file, if any.
-func jars(name, pattern string) (all []version) {
+// inNames returns the versions in the names of files.
+func inNames(name, pattern string) (all []version) {
 	files, _ := filepath.Glob(pattern)
 	for _, file := range files {
 		all = append(all, version{name, firstVersion(filepath.Base(file))})

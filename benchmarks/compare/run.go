@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,7 +36,7 @@ type process struct {
 	in   io.WriteCloser
 	out  *bufio.Reader
 	said head
-	java bool
+	peer string
 	more bool // it accepts further tasks
 }
 
@@ -60,20 +61,33 @@ func (h *head) String() string {
 	return string(h.text)
 }
 
-// crew starts workers. Those of Redisson accept further tasks unless they are spent, because a
+// crew starts workers. Those in Java accept further tasks unless they are spent, because a
 // virtual machine needs some seconds to warm up; all others do one task and end. The zero
 // value is ready to use.
 type crew struct{ idle []*process }
 
-const redisson = "redisson"
+// The peers in Java.
+const (
+	redisson = "redisson"
+	curator  = "curator"
+)
 
-// redissonDir is the directory of the Redisson worker, relative to the module.
-var redissonDir = filepath.Join("..", "interop", "redisson", "4", "target")
+// java has the program of each peer in Java: its class, and its folder below interop.
+var java = map[string]struct{ class, folder string }{
+	redisson: {"RedissonWorker", "redisson/4"},
+	curator:  {"CuratorWorker", "curator"},
+}
+
+// jars returns the path of libraries of a peer in Java, relative to the module.
+func jars(peer, pattern string) string { return filepath.Join(built(peer), "lib", pattern) }
+
+func built(peer string) string { return filepath.Join("..", "interop", java[peer].folder, "target") }
 
 // start has a worker prepare a task.
 func (c *crew) start(t task) (p *process, err error) {
-	if t.Peer == redisson && len(c.idle) > 0 {
-		p, c.idle = c.idle[0], c.idle[1:]
+	if i := slices.IndexFunc(c.idle, func(p *process) bool { return p.peer == t.Peer }); i >= 0 {
+		p = c.idle[i]
+		c.idle = slices.Delete(c.idle, i, i+1)
 	} else if p, err = launch(t.Peer); err != nil {
 		return nil, err
 	}
@@ -81,10 +95,14 @@ func (c *crew) start(t task) (p *process, err error) {
 }
 
 func launch(peer string) (*process, error) {
-	p := &process{cmd: exec.Command(os.Args[0], "work"), java: peer == redisson}
-	if p.java { // see Worker.java
+	p := &process{cmd: exec.Command(os.Args[0], "work"), peer: peer}
+	if of, ok := java[peer]; ok { // see Worker.java
+		classes := filepath.Join(built(peer), "classes")
+		if _, err := os.Stat(classes); err != nil {
+			return nil, fmt.Errorf("%w: mvn -f interop/%s compile builds it", errMissing, of.folder)
+		}
 		p.cmd = exec.Command("java", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
-			"-cp", filepath.Join(redissonDir, "classes")+":"+filepath.Join(redissonDir, "lib", "*"), "interop.Worker")
+			"-cp", classes+":"+jars(peer, "*"), "interop."+of.class)
 	}
 	p.cmd.Stderr = &p.said
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -133,10 +151,13 @@ func (c *crew) leave(all []*process, failed bool) {
 	}
 }
 
-// dismiss ends the kept workers.
-func (c *crew) dismiss() {
-	c.leave(c.idle, true)
+// keep ends the kept workers except those of peers for which ask returns true.
+func (c *crew) keep(ask func(peer string) bool) {
+	all := c.idle
 	c.idle = nil
+	for _, p := range all {
+		c.leave([]*process{p}, !ask(p.peer))
+	}
 }
 
 // end waits until the worker has ended, and kills it if that takes too long.
@@ -188,7 +209,7 @@ func (c *crew) run(t, rival task, processes int) (m *measurement, err error) {
 		if err == nil {
 			err = json.Unmarshal([]byte(line), &m.Outcomes[i])
 		}
-		p.more = err == nil && p.java && !m.Outcomes[i].Spent
+		p.more = err == nil && java[p.peer].class != "" && !m.Outcomes[i].Spent
 		return err
 	})
 	if err != nil {

@@ -48,11 +48,11 @@ type cell struct {
 // redlatch.
 var (
 	redisPeers = []string{us, "redsync", "redislock", "rueidislock", redisson}
-	otherPeers = []string{"etcd", onEtcd, "zookeeper", onZookeeper, "postgres", onAdvisory, onRows, "mariadb"}
+	otherPeers = []string{"etcd", onEtcd, "zookeeper", curator, onZookeeper, "postgres", onAdvisory, onRows, "mariadb"}
 )
 
 // manyPeers are the otherPeers that allow many contenders. A contender of any other needs a connection of its own.
-var manyPeers = []string{"etcd", onEtcd, onZookeeper, onAdvisory, onRows}
+var manyPeers = []string{"etcd", onEtcd, "zookeeper", curator, onZookeeper, onAdvisory, onRows}
 
 // The columns of most tables.
 var (
@@ -149,7 +149,7 @@ func contended(window time.Duration) scenario {
 	s := scenario{
 		number: 2, title: "Contended, one process", base: us, best: "rate",
 		about: "Goroutines of one process lock and unlock the same name. Jain's index measures the equality of their shares: " +
-			"1 is equal, 1/n means that one of n had everything. A waiter at the end counts with its wait so far; Redisson's threads may finish within 2 s.",
+			"1 is equal, 1/n means that one of n had everything. A waiter at the end counts with its wait so far; threads of Redisson and Curator may finish within 2 s.",
 		measures: slices.Concat(latencies, []string{"jain"}, costs),
 	}
 	for _, n := range []int{2, 16, 128, 1024} {

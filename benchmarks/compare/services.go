@@ -97,7 +97,7 @@ func (s *services) stopWhenInterrupted() {
 // stores has the store of each peer that does not lock on Redis.
 var stores = map[string]string{
 	"etcd": "etcd", "etcdlock": "etcd",
-	"zookeeper": "zookeeper", "zklock": "zookeeper",
+	"zookeeper": "zookeeper", "zklock": "zookeeper", curator: "zookeeper",
 	"postgres": "postgres", "advisory": "postgres", "rows": "postgres",
 	"mariadb": "mariadb",
 }

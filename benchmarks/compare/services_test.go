@@ -19,7 +19,7 @@ func TestOtherServers(t *testing.T) {
 			defer s.stop()
 			for _, peer := range otherPeers {
 				of := cell{task: task{Kind: "lock"}}.taskOf(peer)
-				if stores[of.Peer] != store {
+				if stores[of.Peer] != store || peer == curator { // make bench builds the latter
 					continue
 				}
 				var err error

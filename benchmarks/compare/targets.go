@@ -160,7 +160,7 @@ func (c cellResult) against(peer, measure string) reading {
 }
 
 // recipes are what redlatch on a store is compared with there: the recipe of the store or of its client.
-var recipes = []struct{ ours, theirs string }{{onEtcd, "etcd"}, {onZookeeper, "zookeeper"}, {onAdvisory, "postgres"}}
+var recipes = []struct{ ours, theirs string }{{onEtcd, "etcd"}, {onZookeeper, "zookeeper"}, {onZookeeper, curator}, {onAdvisory, "postgres"}}
 
 // ofRecipes compares redlatch on other stores with the recipes that the cell has.
 func (c cellResult) ofRecipes(measure string) (all []reading) {
