@@ -25,6 +25,7 @@ type comparison struct {
 	plan
 	services services
 	crew     crew
+	warm     bool // see warmUp
 }
 
 // compare runs a plan. Each repetition measures the peers of a cell in turn, starting with a
@@ -97,6 +98,7 @@ func (c *comparison) cell(s scenario, of cell) cellResult {
 
 func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 	t := of.taskOf(peer)
+	c.warmUp(stores[t.Peer])
 	var err error
 	if t.Addrs, err = c.services.addrs(t.Peer, max(of.servers, 1)); err != nil {
 		return nil, err
@@ -106,6 +108,18 @@ func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 		rival.Peer, rival.Trip = of.rival, of.trip
 	}
 	return c.crew.run(t, rival, of.processes)
+}
+
+// warmUp has ZooKeeper's server work for some seconds before it is measured for the first time: it runs on a virtual
+// machine, and the first peers would pay for its compiler.
+func (c *comparison) warmUp(store string) {
+	if store != "zookeeper" || c.warm {
+		return
+	}
+	c.warm = true
+	_, _ = c.measure(cell{ // a failure shows in the measurements as well
+		processes: 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: 64, For: 10 * time.Second},
+	}, "zookeeper")
 }
 
 // pulse measures the floor. Its variation during a run is the noise.

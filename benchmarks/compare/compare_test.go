@@ -28,6 +28,7 @@ func small() []scenario {
 		all[i].cells = slices.DeleteFunc(all[i].cells, func(c cell) bool { return c.rival != "" && slices.Contains(elsewhere, c.rival) })
 		for j := range all[i].cells {
 			c := &all[i].cells[j]
+			c.times = min(c.times, 1)
 			c.peers = slices.DeleteFunc(slices.Clone(c.peers), func(peer string) bool { return slices.Contains(elsewhere, peer) })
 			switch t := &c.task; {
 			case t.Do == "hold", t.Do == "wait":

@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// Locks of other services. Each contender has its own owner there: a session of etcd, a node
+// Locks of other services. Each contender for a lock has its own owner there: a session of etcd, a node
 // of ZooKeeper, a connection to a database. etcd and ZooKeeper write waiters and holders to
 // disk before they reply; the databases keep locks in memory only.
 
@@ -45,12 +45,14 @@ func (s *etcd) operation(ctx context.Context, t task, name string) (operation, e
 	if t.Kind != "lock" {
 		return nil, unsupported(t)
 	}
-	session, err := concurrency.NewSession(s.c, concurrency.WithTTL(int(lease/time.Second)), concurrency.WithContext(ctx))
-	if err != nil {
-		return nil, err
+	if len(s.sessions) == 0 || !t.Own {
+		session, err := concurrency.NewSession(s.c, concurrency.WithTTL(int(lease/time.Second)), concurrency.WithContext(ctx))
+		if err != nil {
+			return nil, err
+		}
+		s.sessions = append(s.sessions, session)
 	}
-	s.sessions = append(s.sessions, session)
-	return etcdPair{concurrency.NewMutex(session, "/"+name)}, nil
+	return etcdPair{concurrency.NewMutex(s.sessions[len(s.sessions)-1], "/"+name)}, nil
 }
 
 type etcdPair struct{ m *concurrency.Mutex }
@@ -84,11 +86,17 @@ func (s zookeeper) operation(_ context.Context, t task, name string) (operation,
 // zookeeperPair abandons a wait that cannot be canceled, because locks of this library take no
 // context. A late lock is released.
 type zookeeperPair struct {
-	l    *zk.Lock
+	l interface {
+		Lock() error
+		Unlock() error
+	}
 	late chan struct{} // closed when the abandoned call ends
 }
 
 func (p *zookeeperPair) acquire(ctx context.Context) error {
+	if ctx.Done() == nil {
+		return p.l.Lock()
+	}
 	if p.late != nil {
 		select {
 		case <-p.late:
@@ -116,6 +124,13 @@ func (p *zookeeperPair) acquire(ctx context.Context) error {
 }
 
 func (p *zookeeperPair) release(context.Context) error { return p.l.Unlock() }
+
+// settle blocks until an abandoned call has ended.
+func (p *zookeeperPair) settle() {
+	if p.late != nil {
+		<-p.late
+	}
+}
 
 type postgres struct {
 	addr  string

@@ -36,7 +36,7 @@ func (r *results) text(charts []chart) string {
 		"100 connections, unlimited retries, and no logs. redislock has no default way to wait: it retries every 100 ms, as in its\n"+
 		"documentation. rueidislock has one key (`KeyMajority` 1), `NoLoopTracking`, and `TryNextAfter` 1 s, without which a late\n"+
 		"reply makes it wait forever. The virtual machines of Redisson and Curator use the serial collector and are warmed up for\n"+
-		"5 to 10 s for each kind of object; ZooKeeper's server runs on one too, and is warmed up only as long as all others.\n\n"+
+		"5 to 10 s for each kind of object; that of ZooKeeper's server is warmed up for 10 s.\n\n"+
 		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
 		"  Most measurements took %s s; sections 6, 7 and 10 were measured once, and section 11 five times. Ratios are medians of the ratios of the repetitions.\n"+
 		"  `%s` contains all values.\n"+

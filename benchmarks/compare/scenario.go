@@ -131,8 +131,8 @@ func uncontended(window time.Duration) scenario {
 		number: 1, title: "Uncontended", base: "floor", best: "rate",
 		about: "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server. " +
 			"Background means that calls use `context.Background()`, and Wrap that redlatch borrows the connection. The names of the " +
-			"multi-lock share a slot. On other stores the goroutines of redlatch share a client, and each goroutine of etcd, PostgreSQL and " +
-			"MariaDB has a session of its own, without which it would exclude nobody.",
+			"multi-lock share a slot. The goroutines of a process share a connection or pool, except those of PostgreSQL and MariaDB: their locks belong to a " +
+			"connection, and each goroutine has one.",
 		measures: slices.Concat(latencies, costs),
 	}
 	for _, n := range []int{1, 8, 64} {
@@ -149,7 +149,8 @@ func contended(window time.Duration) scenario {
 	s := scenario{
 		number: 2, title: "Contended, one process", base: us, best: "rate",
 		about: "Goroutines of one process lock and unlock the same name. Jain's index measures the equality of their shares: " +
-			"1 is equal, 1/n means that one of n had everything. A waiter at the end counts with its wait so far; threads of Redisson and Curator may finish within 2 s.",
+			"1 is equal, 1/n means that one of n had everything. A waiter at the end counts with its wait so far; threads of Redisson and Curator " +
+			"may finish within 2 s. Each goroutine of etcd also has a session, without which it would exclude nobody.",
 		measures: slices.Concat(latencies, []string{"jain"}, costs),
 	}
 	for _, n := range []int{2, 16, 128, 1024} {
