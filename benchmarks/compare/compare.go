@@ -107,7 +107,7 @@ func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 	if of.rival != "" {
 		rival.Peer, rival.Trip = of.rival, of.trip
 	}
-	return c.crew.run(t, rival, of.processes)
+	return c.crew.run(t, rival, of.processes, c.services.look)
 }
 
 // warmUp has ZooKeeper's server work for some seconds before it is measured for the first time: it runs on a virtual

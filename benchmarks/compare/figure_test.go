@@ -34,7 +34,7 @@ func TestJain(t *testing.T) {
 
 func TestMeasures(t *testing.T) {
 	m := &measurement{Commands: 120, ServerCPU: 500 * time.Millisecond, Outcomes: []*outcome{
-		{Elapsed: time.Second, Shares: []int{20, 10}, Allocs: 600, Bytes: 6000, CPU: 20 * time.Millisecond, Heap: 100, Stacks: 10},
+		{Elapsed: time.Second, Shares: []int{20, 10}, Allocs: 600, Bytes: 6000, CPU: 20 * time.Millisecond, Heap: 100, Stacks: 10, Goroutines: 2},
 		{Elapsed: 2 * time.Second, Shares: []int{20, 10}, Allocs: 600, Bytes: 6000},
 	}}
 	for range 60 {
@@ -42,7 +42,7 @@ func TestMeasures(t *testing.T) {
 	}
 	for key, want := range map[string]float64{
 		"rate": 45, "commands": 2, "allocs": 20, "bytes": 200, "least": 1, "most": 1,
-		"cpu": 1, "load": 25, "client": 333.333333333, "server": 8333.333333333, "memory": 110, "heap": 100,
+		"cpu": 1, "load": 25, "client": 333.333333333, "server": 8333.333333333, "memory": 110, "heap": 100, "threads": 2, "requests": 60,
 	} {
 		assert.InDelta(t, want, measures[key].of(m), 1e-6, key)
 	}

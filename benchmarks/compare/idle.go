@@ -14,16 +14,15 @@ import (
 
 // hold acquires one lock for each goroutine and keeps the locks for a while.
 func hold(ctx context.Context, t task, s service) (job, error) {
-	held, err := several(ctx, t, s, t.Goroutines)
-	if err != nil {
-		return nil, err
-	}
-	before, err := remember() // the request is the caller's
+	held, before, err := several(ctx, t, s, t.Goroutines, t.Goroutines)
 	if err != nil {
 		return nil, err
 	}
 	if err := take(ctx, t, held); err != nil {
 		return nil, err
+	}
+	if stores[t.Peer] == "postgres" {
+		time.Sleep(11 * time.Second) // its connections tell the server's statistics within ten what they have done
 	}
 	out := &outcome{Shares: []int{len(held)}}
 	if err := out.remember(before, len(held)); err != nil {
@@ -49,24 +48,21 @@ func wait(ctx context.Context, t task, s service) (job, error) {
 	if t.Own {
 		locks = t.Goroutines
 	}
-	held, err := several(ctx, t, holder, locks)
+	held, _, err := several(ctx, t, holder, locks, locks)
 	if err != nil {
 		return nil, err
 	}
 	if err := take(ctx, t, held); err != nil {
 		return nil, err
 	}
-	waiters := make([]operation, t.Goroutines)
-	for i := range waiters {
-		if waiters[i], err = s.operation(ctx, t, nameOf(t, i%locks)); err != nil {
-			return nil, err
-		}
-	}
-	before, err := remember()
+	waiters, before, err := several(ctx, t, s, t.Goroutines, locks)
 	if err != nil {
 		return nil, err
 	}
 	out := &outcome{Shares: []int{t.Goroutines}}
+	if t.Background {
+		ctx = context.Background()
+	}
 	return func() (*outcome, error) {
 		ended := make(chan error, t.Goroutines)
 		for _, op := range waiters {
@@ -89,16 +85,21 @@ func wait(ctx context.Context, t task, s service) (job, error) {
 
 func nameOf(t task, i int) string { return t.Name + "-" + strconv.Itoa(i) }
 
-// several returns the operations on n locks of different names.
-func several(ctx context.Context, t task, s service, n int) ([]operation, error) {
-	all := make([]operation, n)
-	var err error
+// several returns n operations on that many locks, and the memory before what counts.
+func several(ctx context.Context, t task, s service, n, locks int) (all []operation, before memory, err error) {
+	if before, err = remember(); err != nil {
+		return nil, before, err
+	}
+	all = make([]operation, n)
 	for i := range all {
-		if all[i], err = s.operation(ctx, t, nameOf(t, i)); err != nil {
-			return nil, err
+		if all[i], err = s.operation(ctx, t, nameOf(t, i%locks)); err != nil {
+			return nil, before, err
 		}
 	}
-	return all, nil
+	if !t.Whole {
+		before, err = remember()
+	}
+	return all, before, err
 }
 
 // take acquires locks, many at a time, within t.Patience. That is no deadline of the
@@ -131,8 +132,8 @@ func take(ctx context.Context, t task, held []operation) error {
 	return nil
 }
 
-// memory is the memory that this process uses.
-type memory struct{ heap, stacks, resident int64 }
+// memory is the memory that this process uses, and its goroutines.
+type memory struct{ heap, stacks, resident, goroutines int64 }
 
 func remember() (memory, error) {
 	runtime.GC()
@@ -144,7 +145,7 @@ func remember() (memory, error) {
 		return memory{}, err
 	}
 	pages, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-	return memory{int64(m.HeapAlloc), int64(m.StackInuse), pages * int64(os.Getpagesize())}, err
+	return memory{int64(m.HeapAlloc), int64(m.StackInuse), pages * int64(os.Getpagesize()), int64(runtime.NumGoroutine())}, err
 }
 
 // remember sets the memory of each of n new things.
@@ -154,5 +155,6 @@ func (o *outcome) remember(before memory, n int) error {
 	o.Heap = each(before.heap, after.heap)
 	o.Stacks = each(before.stacks, after.stacks)
 	o.Resident = each(before.resident, after.resident)
+	o.Goroutines = each(before.goroutines, after.goroutines)
 	return err
 }

@@ -10,7 +10,10 @@ import (
 )
 
 // idler acquires at once, or gives up long after its context has ended.
-type idler struct{ block bool }
+type idler struct {
+	block bool
+	mass  []byte
+}
 
 const givingUp = 500 * time.Millisecond
 
@@ -32,6 +35,25 @@ func TestGivingUpIsNoPartOfTheTime(t *testing.T) {
 	assert.Positive(t, o.Shares[0])
 	assert.GreaterOrEqual(t, o.Elapsed, of.For)
 	assert.Less(t, o.Elapsed, of.For+givingUp/2)
+}
+
+// heavy has operations of a megabyte.
+type heavy struct{}
+
+func (heavy) close() {}
+
+func (heavy) operation(context.Context, task, string) (operation, error) {
+	return &idler{mass: make([]byte, 1<<20)}, nil
+}
+
+func TestMemoryOfConnections(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		do, err := hold(t.Context(), task{Own: true, Whole: whole, Goroutines: 8, For: time.Millisecond, Patience: time.Minute}, heavy{})
+		require.NoError(t, err)
+		o, err := do()
+		require.NoError(t, err)
+		assert.Equal(t, whole, o.Heap > 1<<19, "%v bytes", o.Heap)
+	}
 }
 
 // slow grants a lock when it is told to.

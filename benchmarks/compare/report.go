@@ -38,11 +38,11 @@ func (r *results) text(charts []chart) string {
 		"reply makes it wait forever. The virtual machines of Redisson and Curator use the serial collector and are warmed up for\n"+
 		"5 to 10 s for each kind of object; that of ZooKeeper's server is warmed up for 10 s.\n\n"+
 		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
-		"  Most measurements took %s s; sections 6, 7 and 10 were measured once, and section 11 five times. Ratios are medians of the ratios of the repetitions.\n"+
+		"  Most measurements took %s s; sections 6, 7, 10 and 13 were measured once, and section 11 five times. Ratios are medians of the ratios of the repetitions.\n"+
 		"  `%s` contains all values.\n"+
 		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
 		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+
-		"  servers count it together with those of scripts. Client and server are the processor times of both, per\n"+
+		"  servers count it together with those of scripts. Those on etcd are messages, and those on ZooKeeper packets. Client and server are the processor times of both, per\n"+
 		"  operation, and scripts is the part of the server's that it spends on scripts. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
 		"- Acquisitions and releases use contexts that can be canceled, as in an HTTP handler, unless the name says otherwise.\n\n",
 		r.Date, plural(r.Repetitions, "repetition"), alone*r.Repetitions, number(r.Window, 1), figuresFile, none)

@@ -10,13 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // measurement is the result of one run of a task in some processes.
@@ -171,8 +168,9 @@ func (p *process) end() {
 // limit bounds steps of a worker that should take no time.
 const limit = 40 * time.Second
 
-// run runs a task in several processes at the same time. The second half of them gets the task of a rival.
-func (c *crew) run(t, rival task, processes int) (m *measurement, err error) {
+// run runs a task in several processes at the same time. The second half of them gets the task of a rival. It looks at the
+// servers before and after.
+func (c *crew) run(t, rival task, processes int, look func(t task) (snapshot, error)) (m *measurement, err error) {
 	m = &measurement{Outcomes: make([]*outcome, processes)}
 	all := make([]*process, processes)
 	defer func() { c.leave(all, err != nil) }()
@@ -242,77 +240,4 @@ func inParallel(all []*process, f func(i int, p *process) error) error {
 		}
 	}
 	return nil
-}
-
-// snapshot is the work that servers have done so far.
-type snapshot struct {
-	commands int
-	cpu      time.Duration
-	scripts  time.Duration
-}
-
-// look reads the snapshot of the servers of a task, if they are Redis.
-func look(t task) (s snapshot, err error) {
-	if stores[t.Peer] != "" {
-		return s, nil
-	}
-	for _, addr := range t.Addrs {
-		stats, err := testserver.Info(addr, "commandstats")
-		if err != nil {
-			return s, err
-		}
-		s.commands += commands(t.Peer, stats)
-		s.scripts += scriptTime(stats)
-		used, err := testserver.Info(addr, "cpu")
-		if err != nil {
-			return s, err
-		}
-		for _, of := range []string{"used_cpu_user", "used_cpu_sys"} {
-			seconds, err := strconv.ParseFloat(used[of], 64)
-			if err != nil {
-				return s, err
-			}
-			s.cpu += time.Duration(seconds * float64(time.Second))
-		}
-	}
-	return s, nil
-}
-
-// sent are prefixes of the commands that clients send and scripts do not, because a server
-// counts the commands of scripts as well.
-var sent = []string{"eval", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "script", "ping", "wait", "client|", "hello"}
-
-// plain are other commands of peers that do not occur in their scripts. The DEL that Redisson
-// sends after a release also occurs in its scripts and cannot be counted.
-var plain = map[string][]string{"redsync": {"set"}}
-
-// commands returns the number of commands of a peer in the statistics of a server.
-func commands(peer string, stats map[string]string) (n int) {
-	for key, value := range stats {
-		name := strings.TrimPrefix(key, "cmdstat_")
-		counts := false
-		for _, s := range sent {
-			counts = counts || strings.HasPrefix(name, s)
-		}
-		for _, s := range plain[peer] {
-			counts = counts || name == s
-		}
-		if calls, _, ok := strings.Cut(strings.TrimPrefix(value, "calls="), ","); ok && counts {
-			c, _ := strconv.Atoi(calls)
-			n += c
-		}
-	}
-	return n
-}
-
-// scriptTime returns the time of all scripts in the statistics of a server.
-func scriptTime(stats map[string]string) (d time.Duration) {
-	for _, name := range []string{"cmdstat_eval", "cmdstat_evalsha"} {
-		if _, rest, ok := strings.Cut(stats[name], ",usec="); ok {
-			usec, _, _ := strings.Cut(rest, ",")
-			n, _ := strconv.Atoi(usec)
-			d += time.Duration(n) * time.Microsecond
-		}
-	}
-	return d
 }

@@ -115,6 +115,9 @@ func (c cell) taskOf(peer string) task {
 	if peer == "floor" && t.Trace {
 		t.Do = "signal" // only wake-ups are traced, and they have their own floor
 	}
+	if peer == "zookeeper" && t.Do == "wait" {
+		t.Background = true // it takes no contexts, and what the benchmark needs for them is not its own
+	}
 	return t
 }
 
@@ -122,7 +125,7 @@ func (c cell) taskOf(peer string) task {
 func scenarios(window time.Duration) []scenario {
 	return []scenario{
 		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
-		fairness(window), start(), rivals(window), rates(window),
+		fairness(window), start(), rivals(window), rates(window), idle(),
 	}
 }
 
@@ -294,18 +297,45 @@ func holds() scenario {
 func waiters() scenario {
 	s := scenario{
 		number: 7, title: "Waiters", best: "memory",
-		about: "The memory of goroutines that wait for locks of another client, including their stacks. Sessions of etcd, which each " +
-			"waiter of its own recipe needs, are not included.",
+		about:    "The memory of goroutines that wait for locks of another client, including their stacks.",
 		measures: []string{"heap", "stacks", "memory", "resident"},
 	}
 	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}
 	of := cell{name: waitersOfOne, size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, times: 1}
 	own := of
 	own.name, own.size, own.task.Own = waitersOfEach, t.Goroutines, true
-	stores := of
-	stores.name, stores.task.Goroutines = "1,000 waiters for one lock of each store", 1000
-	stores.peers = []string{us, "etcd", onEtcd, "zookeeper", onZookeeper, onAdvisory, onRows}
-	s.cells = []cell{of, own, stores}
+	s.cells = []cell{of, own}
+	return s
+}
+
+func idle() scenario {
+	s := scenario{
+		number: 13, title: "Held locks and waiters on other stores", best: "memory",
+		about: "What a hold costs over one round of redlatch's renewals, and what a waiter costs: memory and goroutines, with " +
+			"connections, sessions and the caller's part, the processor time of one core, and the requests that the server counts. Locks of `pg_advisory_lock` have 64 " +
+			"connections, one for each hold or waiter. A waiter of etcd's mutex has a session. Holds of rows have the connections of " +
+			"the pool that acquired them, 64 at a time.",
+		measures: []string{"memory", "resident", "threads", "requests", "cpu", "load"},
+	}
+	held := cell{processes: 1, times: 1, task: task{
+		Do: "hold", Kind: "lock", Own: true, Whole: true, Patience: 20 * time.Second, For: redlatch.DefaultWatchdogTimeout/3 + time.Second,
+	}}
+	waiting := held
+	waiting.task.Do, waiting.task.Own, waiting.task.For = "wait", false, 3*time.Second
+	waiting.measures, waiting.best = []string{"heap", "stacks", "memory", "resident", "threads"}, "memory"
+	many := []string{us, "etcd", onEtcd, "zookeeper", onZookeeper, onAdvisory, onRows}
+	add := func(n int, peers []string) {
+		for _, c := range []cell{held, waiting} {
+			c.size, c.task.Goroutines, c.peers = n, n, peers
+			c.name = plural(n, "lock")
+			if c.task.Do == "wait" {
+				c.name = plural(n, "waiter") + " for one lock"
+			}
+			s.cells = append(s.cells, c)
+		}
+	}
+	add(1000, many)
+	add(64, []string{"postgres"})
 	return s
 }
 

@@ -31,7 +31,19 @@ func TestOtherServers(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Log(peer)
+				before, err := s.look(of)
+				if err != nil {
+					t.Fatal(err)
+				}
 				exclude(t, of)
+				after, err := s.look(of)
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts := store == "etcd" || store == "zookeeper"
+				if n := after.commands - before.commands; counts && n < 4 || !counts && n != 0 {
+					t.Errorf("%d requests were counted for two pairs", n)
+				}
 			}
 			d := s.others[store]
 			s.stop()

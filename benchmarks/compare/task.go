@@ -24,6 +24,8 @@ type task struct {
 	For  time.Duration `json:"for"`
 	// Patience is the additional time that the preparation may take.
 	Patience time.Duration `json:"patience"`
+	// Whole counts the memory of sessions and connections that a peer opens for each, and of the caller's requests.
+	Whole bool `json:"whole"`
 	// Background has acquisitions and releases use context.Background() instead of contexts that
 	// can be canceled.
 	Background bool `json:"background"`
@@ -57,6 +59,8 @@ type outcome struct {
 	Heap     float64 `json:"heap"`
 	Stacks   float64 `json:"stacks"`
 	Resident float64 `json:"resident"`
+	// Goroutines is their number for each goroutine or lock.
+	Goroutines float64 `json:"goroutines"`
 	// CPU is the processor time of the process.
 	CPU time.Duration `json:"cpu"`
 	// Overtook is the number of goroutines that overtook one that had queued earlier, and
