@@ -18,7 +18,7 @@ type plan struct {
 }
 
 // alone is how many times as often a single goroutine is measured.
-const alone = 3
+const alone = 2
 
 // comparison is a run of a plan.
 type comparison struct {

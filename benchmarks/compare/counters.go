@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
@@ -28,7 +26,7 @@ type snapshot struct {
 // look reads the snapshot of the servers of a task.
 func (s *services) look(t task) (now snapshot, err error) {
 	if store := stores[t.Peer]; store != "" {
-		return s.others[store].look(store, t)
+		return s.others[store].look(store)
 	}
 	for _, addr := range t.Addrs {
 		stats, err := testserver.Info(addr, "commandstats")
@@ -92,19 +90,17 @@ func scriptTime(stats map[string]string) (d time.Duration) {
 }
 
 // look reads the snapshot of a store.
-func (d *daemon) look(store string, t task) (now snapshot, err error) {
+func (d *daemon) look(store string) (now snapshot, err error) {
 	if now.cpu, err = timeOf(d.cmd.Process.Pid); err != nil {
 		return now, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), daemonTimeout)
 	defer cancel()
-	switch {
-	case store == "etcd":
+	switch store {
+	case "etcd":
 		now.commands, err = etcdMessages(ctx, d.addr)
-	case store == "zookeeper":
+	case "zookeeper":
 		now.commands, err = zookeeperPackets(ctx, d.addr)
-	case store == "postgres" && t.Do == "hold": // elsewhere the statistics are late: see hold
-		now.commands, err = postgresTransactions(ctx, d.addr)
 	}
 	return now, err
 }
@@ -186,15 +182,4 @@ func zookeeperPackets(ctx context.Context, addr string) (int, error) {
 	_, rest, _ := strings.Cut(string(text), "\nReceived: ")
 	count, _, _ := strings.Cut(rest, "\n")
 	return strconv.Atoi(count)
-}
-
-// postgresTransactions returns how many transactions a server has run, among them each statement outside of one.
-func postgresTransactions(ctx context.Context, addr string) (n int, err error) {
-	conn, err := pgx.Connect(ctx, addr)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close(ctx)
-	err = conn.QueryRow(ctx, "SELECT sum(xact_commit + xact_rollback)::int FROM pg_stat_database").Scan(&n)
-	return n, err
 }

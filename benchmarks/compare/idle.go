@@ -21,9 +21,6 @@ func hold(ctx context.Context, t task, s service) (job, error) {
 	if err := take(ctx, t, held); err != nil {
 		return nil, err
 	}
-	if stores[t.Peer] == "postgres" {
-		time.Sleep(11 * time.Second) // its connections tell the server's statistics within ten what they have done
-	}
 	out := &outcome{Shares: []int{len(held)}}
 	if err := out.remember(before, len(held)); err != nil {
 		return nil, err

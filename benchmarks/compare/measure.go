@@ -44,7 +44,7 @@ var measures = map[string]measure{
 	"memory":   {title: "heap and stacks B", of: total(func(o *outcome) float64 { return o.Heap + o.Stacks })},
 	"resident": {title: "resident B", of: total(func(o *outcome) float64 { return o.Resident })},
 	"threads":  {title: "goroutines", digits: 2, zero: true, of: total(func(o *outcome) float64 { return o.Goroutines })},
-	"requests": {title: "requests a second", digits: 2, zero: true, of: func(m *measurement) float64 { return float64(m.Commands) / m.elapsed().Seconds() }},
+	"requests": {title: "requests a second", digits: 2, of: func(m *measurement) float64 { return float64(m.Commands) / m.elapsed().Seconds() }},
 	"client":   {title: "client µs", digits: 1, of: each(func(o *outcome) float64 { return o.CPU.Seconds() * 1e6 })},
 	"server":   {title: "server µs", digits: 1, of: func(m *measurement) float64 { return m.each(m.ServerCPU.Seconds() * 1e6) }},
 	"scripts":  {title: "scripts µs", digits: 1, of: func(m *measurement) float64 { return m.each(m.Scripts.Seconds() * 1e6) }},

@@ -38,7 +38,7 @@ func (r *results) text(charts []chart) string {
 		"reply makes it wait forever. The virtual machines of Redisson and Curator use the serial collector and are warmed up for\n"+
 		"5 to 10 s for each kind of object; that of ZooKeeper's server is warmed up for 10 s.\n\n"+
 		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
-		"  Most measurements took %s s; sections 6, 7, 10 and 13 were measured once, and section 11 five times. Ratios are medians of the ratios of the repetitions.\n"+
+		"  Most measurements took %s s; sections 6, 7, 10 and 13 were measured once. Ratios are medians of the ratios of the repetitions.\n"+
 		"  `%s` contains all values.\n"+
 		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
 		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+

@@ -275,10 +275,13 @@ func kinds(window time.Duration) scenario {
 	return s
 }
 
+// aRound is how long held locks are kept: until each was renewed once.
+const aRound = redlatch.DefaultWatchdogTimeout/3 + time.Second
+
 func holds() scenario {
 	s := scenario{
 		number: 6, title: "Held locks", best: "cpu",
-		about: "The cost of held locks over two rounds of redlatch's renewals: memory for each, including the caller's hold, and " +
+		about: "The cost of held locks over a round of redlatch's renewals: memory for each, including the caller's hold, and " +
 			"processor time, of one core.",
 		measures: []string{"memory", "resident", "cpu", "load"},
 	}
@@ -287,7 +290,7 @@ func holds() scenario {
 			name: plural(n, "lock"), size: n, processes: 1, peers: []string{us, "rueidislock"}, times: 1,
 			task: task{
 				Do: "hold", Kind: "lock", Own: true, Goroutines: n, Patience: 20 * time.Second,
-				For: 2*redlatch.DefaultWatchdogTimeout/3 + time.Second,
+				For: aRound,
 			},
 		})
 	}
@@ -311,14 +314,14 @@ func waiters() scenario {
 func idle() scenario {
 	s := scenario{
 		number: 13, title: "Held locks and waiters on other stores", best: "memory",
-		about: "What a hold costs over one round of redlatch's renewals, and what a waiter costs: memory and goroutines, with " +
-			"connections, sessions and the caller's part, the processor time of one core, and the requests that the server counts. Locks of `pg_advisory_lock` have 64 " +
+		about: "What a hold costs over a round of redlatch's renewals, and what a waiter costs: memory and goroutines, with " +
+			"connections, sessions and the caller's part, the processor time of one core, and the requests that etcd and ZooKeeper count. Locks of `pg_advisory_lock` have 64 " +
 			"connections, one for each hold or waiter. A waiter of etcd's mutex has a session. Holds of rows have the connections of " +
 			"the pool that acquired them, 64 at a time.",
 		measures: []string{"memory", "resident", "threads", "requests", "cpu", "load"},
 	}
 	held := cell{processes: 1, times: 1, task: task{
-		Do: "hold", Kind: "lock", Own: true, Whole: true, Patience: 20 * time.Second, For: redlatch.DefaultWatchdogTimeout/3 + time.Second,
+		Do: "hold", Kind: "lock", Own: true, Whole: true, Patience: 20 * time.Second, For: aRound,
 	}}
 	waiting := held
 	waiting.task.Do, waiting.task.Own, waiting.task.For = "wait", false, 3*time.Second
@@ -369,7 +372,7 @@ func fairness(window time.Duration) scenario {
 	shared := cell{name: sharedCell, size: 32, processes: 4, peers: []string{us, noLimit}, task: t}
 	alone := shared
 	alone.name, alone.size, alone.processes, alone.task.Overheard = subscribed, 8, 1, true
-	alone.task.For = 20 * window // pauses in vain become rarer in the first 2 s
+	alone.task.For = 12 * window // pauses in vain become rarer in the first 2 s
 	s.cells = []cell{shared, alone}
 	return s
 }
@@ -401,10 +404,10 @@ func rivals(window time.Duration) scenario {
 		}
 		c.task.Kind = cmp.Or(c.task.Kind, "lock")
 		c.name = fmt.Sprintf("%s held for %v, %d x %d and %d x %d %s", c.task.Kind, hold, processes/2, goroutines, processes/2, goroutines, where)
-		c.size, c.processes, c.times = processes*goroutines, processes, 5
+		c.size, c.processes = processes*goroutines, processes
 		c.peers = append([]string{us}, c.peers...)
 		c.task.Do, c.task.Goroutines, c.task.Hold = "repeat", goroutines, hold
-		c.task.For = max(8*window, 100*hold, 300*c.trip)
+		c.task.For = max(4*window, 100*hold, 150*c.trip)
 		s.cells = append(s.cells, c)
 	}
 	add(2, 1, time.Millisecond, cell{rival: redisson})
@@ -438,7 +441,7 @@ func rates(window time.Duration) scenario {
 		}
 		s.cells = append(s.cells, cell{
 			name: name, size: processes * goroutines, processes: processes, peers: append([]string{us, "redis_rate", redisson}, peers...),
-			task: task{Do: "repeat", Kind: "rate", Goroutines: goroutines, Permits: permits, For: max(4*window, 10*limitPer)},
+			task: task{Do: "repeat", Kind: "rate", Goroutines: goroutines, Permits: permits, For: max(2*window, 10*limitPer)},
 		})
 	}
 	add(1, 1, 1_000_000, "x/time/rate")

@@ -69,14 +69,16 @@ abstract class Worker {
       String name = worker.task.get("name").getAsString();
       boolean first = warm.isEmpty();
       boolean known = !warm.add(Stream.of("do", "kind", "own").map(of -> worker.task.get(of).getAsString()).toList());
-      long seconds = known ? 1 : first ? 10 : 5;
+      long nanos = worker.nanos("for");
+      long enough = TimeUnit.SECONDS.toNanos(first ? 10 : 5);
+      long warmUp = known ? TimeUnit.SECONDS.toNanos(1) : Math.max(nanos, enough);
       try {
-        worker.work(Math.max(worker.nanos("for"), TimeUnit.SECONDS.toNanos(seconds)), name + "-warm", false);
+        worker.work(warmUp, name + "-warm", false);
         out.println("ready");
         if (in.readLine() == null) {
           throw new IOException("nobody says that it begins");
         }
-        Map<String, Object> outcome = worker.work(worker.nanos("for"), name, worker.task.get("trace").getAsBoolean());
+        Map<String, Object> outcome = worker.work(nanos, name, worker.task.get("trace").getAsBoolean());
         spent = worker.spent;
         outcome.put("spent", spent);
         out.println(GSON.toJson(outcome));
