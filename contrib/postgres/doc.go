@@ -96,6 +96,10 @@
 // behind a pooler, ListenOn names another pool. Without one, waiters ask at an interval (see Poll). A
 // client that dies in the queue keeps the others waiting once, for 6 s at most, or about three intervals if they ask.
 //
+// A request for a lock has a deadline by the clock of the server, which is when its client gives it up: after 2 s, or when its
+// context is over. If the network, a pooler or a transaction delays it for longer, the server ignores it, and what it has done
+// before is removed. So no row is locked for nobody, unless the clock jumps back while a request is delayed.
+//
 // Every statement is a transaction of its own, correct at isolation level READ COMMITTED, which is the default: it locks the
 // row, and then evaluates its conditions for what it has locked. At the stricter levels it may fail: a call that waits repeats
 // it, and the error of others matches lock.ErrUnavailable.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -175,7 +177,7 @@ func TestStopped(t *testing.T) {
 func TestLostReply(t *testing.T) {
 	each(t, func(t *testing.T, k kind, s *server) {
 		p := testserver.NewProxy(t, s.addr())
-		c := k.make(t, newPool(t, p.Addr), pglock.TTL(time.Minute))
+		c := k.make(t, oneRoundTrip(t, p.Addr), pglock.TTL(time.Minute))
 		other := k.make(t, newPool(t, s.addr()))
 		require.NoError(t, acquire(t, c.Lock("before")).Unlock(t.Context()))
 		for _, leaves := range []bool{false, true} {
@@ -200,6 +202,15 @@ func TestLostReply(t *testing.T) {
 			harness.Eventually(t, soon, "nothing is left", func() bool { return len(left(t, s, name)) == 0 })
 		}
 	})
+}
+
+// oneRoundTrip returns a pool whose connections send a statement at once: the server carries it out although no reply comes.
+func oneRoundTrip(t testing.TB, addr string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url(addr)+"?default_query_exec_mode=exec")
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
 }
 
 // A standby takes no locks. A client whose server becomes one waits until there is a primary again.
@@ -283,6 +294,26 @@ func TestLimits(t *testing.T) {
 		}
 		callers.Wait()
 	})
+}
+
+// A client that cannot listen for releases tries again, in pauses that grow.
+func TestListenerPauses(t *testing.T) {
+	t.Parallel()
+	s := commonServer(t)
+	config, err := pgxpool.ParseConfig(s.url() + "?sslmode=disable")
+	require.NoError(t, err)
+	var attempts atomic.Int32
+	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+		attempts.Add(1)
+		return nil, net.ErrClosed
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	newTable(t, newPool(t, s.addr()), pglock.ListenOn(pool))
+	began := time.Now()
+	harness.Eventually(t, soon, "it tries again", func() bool { return attempts.Load() == 4 }) // after 250, 500 and 1000 ms
+	require.Greater(t, time.Since(began), 1500*time.Millisecond)
 }
 
 // A client waits although the server has no more connections for it.

@@ -22,7 +22,8 @@ type tableClaim struct {
 	failFast bool
 
 	// Of the request, until it is granted.
-	unknown bool          // a reply was lost
+	gaveUp  time.Time     // when the client gives up the latest attempt, which the server then ignores, too
+	doubt   time.Time     // until when an attempt whose reply was lost may still have an effect; zero without one
 	refused bool          // by the latest answer
 	queued  bool          // it may be in the queue
 	place   int           // in the queue, from 1; 0 if it is not in it
@@ -31,7 +32,17 @@ type tableClaim struct {
 	token int64
 	// The mutex of the table guards what follows.
 	until time.Time
+	last  time.Time // the end of the longest lease that the server may have given it
 	ended bool
+}
+
+// asks notes that the server may give the claim a lease until the client gives up the request.
+func (c *tableClaim) asks(lease time.Duration, gaveUp time.Time) {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if last := gaveUp.Add(lease + margin(lease)); last.After(c.last) {
+		c.last = last
+	}
 }
 
 // end notes that the claim has ended, and reports whether that is new.
@@ -52,7 +63,11 @@ func (c *tableClaim) gone() {
 	}
 }
 
+// leave lets the next waiter of the process go on. An earlier attempt may come late, and take the lock again.
 func (c *tableClaim) leave() {
+	if time.Now().Before(c.doubt) {
+		c.d.remove(c)
+	}
 	if c.gate != nil {
 		c.gate.leave(nil)
 	}
@@ -71,11 +86,7 @@ func (c *tableClaim) Until() time.Time {
 // Extend implements driver.Claim.
 func (c *tableClaim) Extend(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
-	found := false
-	err := c.d.query(ctx, c.d.sql.extend, func(pgx.Rows) error {
-		found = true
-		return nil
-	}, c.name, c.owner, onServer(lease))
+	found, err := c.extend(ctx, lease)
 	if err != nil {
 		return err
 	}
@@ -86,6 +97,18 @@ func (c *tableClaim) Extend(ctx context.Context, lease time.Duration) error {
 
 	c.lasts(sent, lease)
 	return nil
+}
+
+// extend reports whether the server has the claim.
+func (c *tableClaim) extend(ctx context.Context, lease time.Duration) (found bool, err error) {
+	err = c.d.queryBy(ctx, c.d.sql.extend, func(pgx.Rows) error {
+		found = true
+		return nil
+	}, func(gaveUp time.Time) []any {
+		c.asks(lease, gaveUp)
+		return []any{c.name, c.owner, seconds(lease)}
+	})
+	return found, err
 }
 
 // lasts notes that the server has given the claim that lease, with a request that was sent then.
@@ -126,9 +149,7 @@ func (c *tableClaim) Release(ctx context.Context) error {
 				err = unknown(err)
 			}
 		}
-		c.d.mu.Lock()
-		c.d.left[c.request] = leftover{until: c.until}
-		c.d.mu.Unlock()
+		c.d.remove(c)
 		return err
 	}
 }
@@ -144,6 +165,9 @@ func (c *tableClaim) releaseOnce(ctx context.Context) (found, released bool, err
 
 // cutShort returns the error of a request that has failed with err, perhaps because ctx has ended.
 func (c *tableClaim) cutShort(ctx context.Context, err error) error {
+	if errors.Is(err, lock.ErrIndeterminate) {
+		c.doubt = c.gaveUp.Add(zombieTime)
+	}
 	if c.refused && ctx.Err() != nil && temporary(err) {
 		return lock.ErrNotAcquired
 	}

@@ -46,24 +46,25 @@ func newStatements(table pgx.Identifier) statements {
 	s.unique = `SELECT count(*) > 0 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
 WHERE i.indrelid = to_regclass($1::text) AND a.attname = 'token' AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL`
 
-	// name, owner, lease, grace. What the first condition sees may be old; it saves the write if the lock is taken.
+	// name, owner, lease, grace, deadline. What the first condition sees may be old; it saves the write if the lock is taken.
 	s.take = with(`WITH taken AS (
 	INSERT INTO TABLE_NAME AS l (name, owner, until)
 	SELECT $1::text, $2::text, clock_timestamp() + make_interval(secs => $3::float8)
-	WHERE NOT EXISTS (SELECT FROM TABLE_NAME AS l WHERE l.name = $1 AND NOT (` + free + ` AND ` + turn + `))
+	WHERE clock_timestamp() < to_timestamp($5::float8)
+		AND NOT EXISTS (SELECT FROM TABLE_NAME AS l WHERE l.name = $1 AND NOT (` + free + ` AND ` + turn + `))
 	ON CONFLICT (name) DO UPDATE SET token = DEFAULT, owner = $2, until = clock_timestamp() + make_interval(secs => $3),
 		queue = l.queue[` + place + ` + 1:]
-	WHERE ` + free + ` AND ` + turn + `
+	WHERE ` + free + ` AND ` + turn + ` AND clock_timestamp() < to_timestamp($5)
 	RETURNING token
 )
-SELECT token, true, true, 0::float8, 0 FROM taken
-UNION ALL
-SELECT l.token, false, l.owner IS NOT DISTINCT FROM $2, extract(epoch FROM l.until - clock_timestamp())::float8,
-	coalesce(array_position(l.queue, $2), 0)
-FROM TABLE_NAME AS l WHERE l.name = $1 AND NOT EXISTS (SELECT FROM taken)`)
+SELECT coalesce(t.token, l.token, 0), t.token IS NOT NULL, l.owner IS NOT DISTINCT FROM $2,
+	coalesce(extract(epoch FROM l.until - clock_timestamp()), 0)::float8, coalesce(array_position(l.queue, $2), 0),
+	extract(epoch FROM clock_timestamp())::float8
+FROM (SELECT) AS answer LEFT JOIN taken AS t ON true LEFT JOIN TABLE_NAME AS l ON l.name = $1`)
 
-	// name, owner.
-	s.enqueue = with(`UPDATE TABLE_NAME SET queue = queue || $2::text WHERE name = $1::text AND NOT $2 = ANY (queue)`)
+	// name, owner, deadline.
+	s.enqueue = with(`UPDATE TABLE_NAME SET queue = queue || $2::text
+WHERE name = $1::text AND NOT $2 = ANY (queue) AND clock_timestamp() < to_timestamp($3::float8)`)
 
 	// names, owners, lease.
 	s.renew = with(`UPDATE TABLE_NAME AS l SET until = greatest(l.until, clock_timestamp() + make_interval(secs => $3::float8))
@@ -85,14 +86,18 @@ SELECT true, CASE WHEN next IS NOT NULL THEN pg_notify($3::text, next) IS NULL E
 UNION ALL
 SELECT false, NULL FROM TABLE_NAME WHERE name = $1 AND owner IS NULL AND token = $4::bigint AND NOT EXISTS (SELECT FROM released)`)
 
-	// names, owners, channel.
+	// names, owners, channel, whether for the last time. A request that is just being committed is not seen; an update of the
+	// row, which is made for the last time in any case, waits for it.
 	s.forget = with(`WITH forgotten AS (
 	UPDATE TABLE_NAME AS l SET
-		owner = CASE WHEN l.owner = h.owner THEN NULL ELSE l.owner END,
-		until = CASE WHEN l.owner = h.owner THEN clock_timestamp() ELSE l.until END,
-		queue = array_remove(l.queue, h.owner)
-	FROM unnest($1::text[], $2::text[]) AS h(name, owner)
-	WHERE l.name = h.name AND (l.owner = h.owner OR h.owner = ANY (l.queue))
+		owner = CASE WHEN l.owner = ANY (h.owners) THEN NULL ELSE l.owner END,
+		until = CASE WHEN l.owner = ANY (h.owners) THEN clock_timestamp() ELSE l.until END,
+		queue = ARRAY(SELECT q.owner FROM unnest(l.queue) WITH ORDINALITY AS q(owner, n) WHERE q.owner <> ALL (h.owners) ORDER BY n)
+	FROM (
+		SELECT name, array_agg(owner) AS owners, bool_or(last) AS last
+		FROM unnest($1::text[], $2::text[], $4::bool[]) AS r(name, owner, last) GROUP BY name
+	) AS h
+	WHERE l.name = h.name AND (h.last OR l.owner = ANY (h.owners) OR l.queue && h.owners)
 	RETURNING l.owner IS NULL OR l.until <= clock_timestamp() AS free, l.queue[1] AS next
 )
 SELECT CASE WHEN free AND next IS NOT NULL THEN pg_notify($3::text, next) IS NULL END FROM forgotten`)

@@ -38,6 +38,7 @@ func NewTable(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Table, 
 
 	d := newTable(pool, c)
 	if err := d.verify(ctx); err != nil {
+		d.cancel()
 		return nil, configured(ctx, tableStore, err)
 	}
 	d.start()
@@ -53,6 +54,7 @@ func CreateTable(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error 
 	}
 
 	d := newTable(pool, c)
+	defer d.cancel()
 	d.pooled = true // it is not known
 	for range 3 {   // two processes that create it at the same time disturb each other
 		_, err = d.run(ctx, d.sql.create)
@@ -136,6 +138,26 @@ type table struct {
 	waiters  map[string]chan struct{} // by owner: woken by its turn
 	listener *session                 // nil if none is connected
 	kick     chan struct{}            // has what is left removed
+	clock    serverClock
+}
+
+// serverClock is what the latest answer has shown of the clock of the server. The mutex of the table guards it.
+type serverClock struct {
+	now  float64   // in seconds
+	read time.Time // when the answer came, so that the server is a little ahead of this
+}
+
+func (d *table) heardClock(now float64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.clock = serverClock{now, time.Now()}
+}
+
+// onServer returns a time by the clock of the server.
+func (d *table) onServer(t time.Time) float64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.clock.now + t.Sub(d.clock.read).Seconds()
 }
 
 // request identifies a claim, or a place in a queue.
@@ -143,10 +165,10 @@ type request struct{ name, owner string }
 
 // margin is how much earlier than the server the client ends a lease: the clock of the server may be faster by a thousandth,
 // which is twice what NTP corrects, and the timer that ends the hold fires a moment late.
-func margin(lease time.Duration) time.Duration { return lease/1000 + time.Millisecond }
+func margin(lease time.Duration) time.Duration { return lease/1000 + 10*time.Millisecond }
 
-// onServer returns the seconds of a lease for the server.
-func onServer(lease time.Duration) float64 { return lease.Seconds() + margin(lease).Seconds() }
+// seconds returns the seconds of a lease for the server.
+func seconds(lease time.Duration) float64 { return (lease + margin(lease)).Seconds() }
 
 func newTable(pool *pgxpool.Pool, c config) *table {
 	d := &table{
@@ -190,6 +212,11 @@ func (d *table) exec(ctx context.Context, sql string, args ...any) error {
 
 // query runs a statement, and calls row for each row. It blocks until there is a connection, and then for patience at most.
 func (d *table) query(ctx context.Context, sql string, row func(pgx.Rows) error, args ...any) error {
+	return d.queryBy(ctx, sql, row, func(time.Time) []any { return args })
+}
+
+// queryBy is query with arguments that are made when there is a connection, and know when the client gives up.
+func (d *table) queryBy(ctx context.Context, sql string, row func(pgx.Rows) error, args func(deadline time.Time) []any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return notSent(err)
@@ -198,7 +225,8 @@ func (d *table) query(ctx context.Context, sql string, row func(pgx.Rows) error,
 
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	rows, err := conn.Query(ctx, sql, d.args(args...)...)
+	deadline, _ := ctx.Deadline()
+	rows, err := conn.Query(ctx, sql, d.args(args(deadline)...)...)
 	if err != nil {
 		return failed(err)
 	}
@@ -227,11 +255,13 @@ func (d *table) verify(ctx context.Context) error {
 	var pid int64
 	var standby bool
 	var commit string
-	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::bigint, pg_is_in_recovery(), current_setting('synchronous_commit')`,
-		pgx.QueryExecModeExec).Scan(&pid, &standby, &commit)
+	var now float64
+	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()::bigint, pg_is_in_recovery(), current_setting('synchronous_commit'),
+		extract(epoch FROM clock_timestamp())::float8`, pgx.QueryExecModeExec).Scan(&pid, &standby, &commit, &now)
 	if err != nil {
 		return refused(err)
 	}
+	d.heardClock(now)
 	d.pooled = pid != int64(conn.Conn().PgConn().PID())
 	if standby {
 		return unavailable(errors.New("the server is a standby"))
@@ -372,40 +402,57 @@ func (d *table) pause(c *tableClaim, refused bool) time.Duration {
 	return max(minPoll, min(pause, free+time.Millisecond))
 }
 
+// errLate means that the server has ignored a request whose deadline was over by its clock, which the client may know badly.
+var errLate = unavailable(errors.New("the request came late"))
+
 // takeOnce makes one attempt. The error matches lock.ErrNotAcquired if others have the lock or are first.
 func (d *table) takeOnce(ctx context.Context, c *tableClaim) error {
-	sent := time.Now()
-	granted := false
-	c.freeIn = 0
+	err := d.ask(ctx, c)
+	if err == errLate { // the answer has shown the clock
+		err = d.ask(ctx, c)
+	}
+	return err
+}
+
+func (d *table) ask(ctx context.Context, c *tableClaim) error {
+	var sent time.Time
+	var deadline float64
+	granted, had, late := false, false, false
 	bounded, cancel := c.bound(ctx)
 	defer cancel()
-	err := d.query(bounded, d.sql.take, func(row pgx.Rows) error {
-		var seconds float64
-		var had bool
-		if err := row.Scan(&c.token, &granted, &had, &seconds, &c.place); err != nil {
+	err := d.queryBy(bounded, d.sql.take, func(row pgx.Rows) error {
+		var free, now float64
+		if err := row.Scan(&c.token, &granted, &had, &free, &c.place, &now); err != nil {
 			return err
 		}
-		c.freeIn = time.Duration(seconds * float64(time.Second))
-		if had && c.freeIn > 0 {
-			// The reply to an earlier attempt was lost.
-			granted = true
-			c.until = sent.Add(c.freeIn - margin(c.freeIn))
-		} else {
-			c.until = sent.Add(c.lease)
-		}
+		c.freeIn = time.Duration(free * float64(time.Second))
+		late = now >= deadline && c.freeIn <= 0
+		d.heardClock(now)
 		return nil
-	}, c.name, c.owner, onServer(c.lease), d.grace.Seconds())
-
-	if errors.Is(err, lock.ErrIndeterminate) {
-		c.unknown = true
+	}, func(gaveUp time.Time) []any {
+		sent = time.Now()
+		deadline = d.onServer(gaveUp)
+		c.gaveUp = gaveUp
+		c.asks(c.lease, gaveUp)
+		return []any{c.name, c.owner, seconds(c.lease), d.grace.Seconds(), deadline}
+	})
+	if err == nil && !granted && had && c.freeIn > 0 {
+		// The reply to an earlier attempt was lost, and not much of that lease may be left.
+		sent = time.Now()
+		granted, err = c.extend(bounded, c.lease)
 	}
+
 	if err != nil {
 		return c.cutShort(ctx, err)
+	}
+	if !granted && late {
+		return errLate
 	}
 	if !granted {
 		c.refused = true
 		return lock.ErrNotAcquired
 	}
+	c.until = sent.Add(c.lease)
 	d.mu.Lock()
 	d.claims[c] = struct{}{}
 	d.mu.Unlock()
@@ -417,10 +464,10 @@ func (d *table) enqueue(ctx context.Context, c *tableClaim) error {
 	bounded, cancel := c.bound(ctx)
 	defer cancel()
 	c.queued = true
-	err := d.exec(bounded, d.sql.enqueue, c.name, c.owner)
-	if errors.Is(err, lock.ErrIndeterminate) {
-		c.unknown = true
-	}
+	err := d.queryBy(bounded, d.sql.enqueue, func(pgx.Rows) error { return nil }, func(gaveUp time.Time) []any {
+		c.gaveUp = gaveUp
+		return []any{c.name, c.owner, d.onServer(gaveUp)}
+	})
 	if err != nil {
 		return c.cutShort(ctx, err)
 	}

@@ -14,26 +14,34 @@ import (
 // leftover is what a request may have left on the server.
 type leftover struct {
 	until time.Time // when it ends by itself
-	again time.Time // until when the server may still carry out the request
+	again time.Time // until when the server may still carry out a request
 }
 
-// zombieTime bounds how long the server still carries out a request that the client has abandoned.
+// zombieTime is how much later than the deadline of a request its effect may be seen: its transaction commits, and the client
+// knows the clock of the server from an answer that has taken a while.
 const zombieTime = time.Second
 
 // giveUp has what a request may have left removed.
 func (d *table) giveUp(c *tableClaim) {
-	if !c.unknown && !c.queued {
-		return
+	if !c.doubt.IsZero() || c.queued {
+		d.remove(c)
 	}
+}
 
-	l := leftover{until: time.Now().Add(c.lease + d.ttl)}
-	if c.unknown {
-		l.again = time.Now().Add(zombieTime)
-	}
+// remove has what the server may have of a claim removed.
+func (d *table) remove(c *tableClaim) {
 	d.mu.Lock()
-	d.left[c.request] = l
+	d.removeLocked(c)
 	d.mu.Unlock()
 	signal(d.kick)
+}
+
+func (d *table) removeLocked(c *tableClaim) {
+	until := time.Now().Add(patience + d.ttl + margin(d.ttl)) // by a renewal that is under way
+	if until.Before(c.last) {
+		until = c.last
+	}
+	d.left[c.request] = leftover{until, c.doubt}
 }
 
 // tend renews the claims, and removes what is left.
@@ -101,7 +109,7 @@ func (d *table) renewSome(claims []*tableClaim) bool {
 		err := row.Scan(&owner)
 		held[owner] = true
 		return err
-	}, names, owners, onServer(d.ttl))
+	}, names, owners, seconds(d.ttl))
 	if err != nil {
 		return false
 	}
@@ -120,14 +128,14 @@ func (d *table) renewSome(claims []*tableClaim) bool {
 func (d *table) forget(ctx context.Context) bool {
 	now := time.Now()
 	var names, owners []string
+	var last []bool
 	d.mu.Lock()
 	maps.DeleteFunc(d.left, func(_ request, l leftover) bool { return now.After(l.until) })
-	seen := make(map[string]bool, len(d.left))
-	for r := range d.left {
-		if !seen[r.name] && len(names) < renewBatch { // one statement changes a row once
-			seen[r.name] = true
+	for r, l := range d.left {
+		if len(names) < renewBatch {
 			names = append(names, r.name)
 			owners = append(owners, r.owner)
+			last = append(last, now.After(l.again))
 		}
 	}
 	d.mu.Unlock()
@@ -137,15 +145,14 @@ func (d *table) forget(ctx context.Context) bool {
 
 	ctx, cancel := context.WithTimeout(ctx, min(patience, d.ttl/4))
 	defer cancel()
-	if d.exec(ctx, d.sql.forget, names, owners, d.sql.channel) != nil {
+	if d.exec(ctx, d.sql.forget, names, owners, d.sql.channel, last) != nil {
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range names {
-		r := request{names[i], owners[i]}
-		if now.After(d.left[r].again) {
-			delete(d.left, r)
+		if last[i] {
+			delete(d.left, request{names[i], owners[i]})
 		}
 	}
 	return len(d.left) == 0
@@ -153,6 +160,7 @@ func (d *table) forget(ctx context.Context) bool {
 
 // listenFor keeps a session that listens for releases.
 func (d *table) listenFor(direct dialer) {
+	pause := retryPause
 	for d.ctx.Err() == nil {
 		s, err := direct.connect(d.ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, d.sql.listen, pgx.QueryExecModeExec)
@@ -162,14 +170,16 @@ func (d *table) listenFor(direct dialer) {
 			d.setListener(s)
 			d.tendListener(s)
 			d.setListener(nil)
+			pause = retryPause
 		}
 		if errors.Is(err, lock.ErrUnsupported) {
 			return // waiters poll
 		}
 		select {
-		case <-time.After(retryPause):
+		case <-time.After(pause):
 		case <-d.ctx.Done():
 		}
+		pause = min(2*pause, safetyPoll)
 	}
 }
 
@@ -228,7 +238,7 @@ func (d *table) Close() {
 	d.claims = make(map[*tableClaim]struct{})
 	for c := range claims {
 		c.ended = true
-		d.left[c.request] = leftover{until: c.until}
+		d.removeLocked(c)
 	}
 	d.mu.Unlock()
 	for c := range claims {
