@@ -220,17 +220,18 @@ func (d *advisory) ask(ctx context.Context, s *session, q query, c *advisoryClai
 		return answer{}, unavailable(s.ended())
 	}
 
+	bounded := ctx
 	if failFast {
-		bounded, cancel := context.WithTimeout(ctx, patience)
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
-		ctx = bounded
 	}
 	if q.waits() && !c.refused.Load() {
 		unsure := time.AfterFunc(probeAfter, func() { d.probe(c) })
 		defer unsure.Stop()
 	}
-	a, arrived := s.await(ctx, answers)
-	if !arrived && d.leave(s, c, r) {
+	a, arrived := s.await(bounded, answers)
+	if !arrived && d.leave(ctx, s, c, r) {
 		return a, errLeft
 	}
 	if !arrived {
@@ -267,7 +268,7 @@ func (d *advisory) probe(c *advisoryClaim) {
 }
 
 // leave has the answer to a request undone, unless it has arrived.
-func (d *advisory) leave(s *session, c *advisoryClaim, r *call) bool {
+func (d *advisory) leave(ctx context.Context, s *session, c *advisoryClaim, r *call) bool {
 	q := r.q
 	s.givenUp.Store(q.waits())
 	left := s.leave(r, func(a answer) {
@@ -285,7 +286,7 @@ func (d *advisory) leave(s *session, c *advisoryClaim, r *call) bool {
 	}
 
 	c.err = lock.ErrNotAcquired
-	if !c.refused.Load() {
+	if !c.refused.Load() || ctx.Err() == nil {
 		c.err = unknown(fmt.Errorf("the server has not answered for %v", time.Since(r.sent).Round(time.Millisecond)))
 	}
 	if q.waits() {

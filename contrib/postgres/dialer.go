@@ -61,9 +61,10 @@ func (d dialer) connect(
 	_ = hijacked.Conn.SetDeadline(time.Time{})
 	s := &session{
 		conn: hijacked.Conn, raw: raw, front: hijacked.Frontend, pid: hijacked.PID, ttl: d.ttl, onEnd: onEnd, onNotify: onNotify,
-		reader: make(chan struct{}, 1), read: make(chan struct{}), sent: sent, confirmed: sent,
+		reader: make(chan struct{}, 1), read: make(chan struct{}), sent: sent,
 		claims: make(map[*advisoryClaim]struct{}),
 	}
+	s.confirmed.Store(&sent)
 	s.reader <- struct{}{}
 	go s.watch()
 	return s, nil

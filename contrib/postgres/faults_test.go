@@ -296,6 +296,22 @@ func TestLimits(t *testing.T) {
 	})
 }
 
+// A call that does not wait for the server fails with that, although it was refused before because others have the lock.
+func TestSilentAfterRefusal(t *testing.T) {
+	t.Parallel()
+	s := commonServer(t)
+	p := testserver.NewProxy(t, s.addr())
+	c := advisory.make(t, newPool(t, p.Addr), pglock.TTL(time.Minute), pglock.MaxConns(1))
+	h := acquire(t, advisory.make(t, newPool(t, s.addr())).Lock("silent-after-refusal"))
+	waiting := harness.StartLock(t, t.Context(), c.Lock("silent-after-refusal"), lock.FailFast())
+	time.Sleep(pause) // it is refused, as a rule, and asks again
+	require.True(t, waiting.Running())
+	p.Set(testserver.Stall)
+	require.ErrorIs(t, waiting.End(), lock.ErrIndeterminate)
+	p.Set(testserver.Pass)
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
 // A client that cannot listen for releases tries again, in pauses that grow.
 func TestListenerPauses(t *testing.T) {
 	t.Parallel()

@@ -36,12 +36,14 @@ type session struct {
 	read     chan struct{} // closed when nothing more is read
 	givenUp  atomic.Bool   // the request that waits on it
 
+	// When the latest request with an answer was sent. It is read without the mutex, which a request may have while it blocks.
+	confirmed atomic.Pointer[time.Time]
+
 	mu        sync.Mutex
 	err       error   // why the session has ended
 	pending   []*call // that have no answer, in the order in which they were sent
 	sent      time.Time
 	writable  time.Time // the deadline for writing
-	confirmed time.Time // when the latest request with an answer was sent
 	unblocked time.Time // when the answer to the latest request that waits came
 
 	// The mutex of the advisory guards what follows.
@@ -274,9 +276,7 @@ func (s *session) answer(a answer) {
 	c := s.pending[0]
 	s.pending = s.pending[1:]
 	c.over = true
-	if c.sent.After(s.confirmed) {
-		s.confirmed = c.sent
-	}
+	s.confirmed.Store(&c.sent)
 	if c.q.waits() {
 		s.unblocked = time.Now()
 	}
@@ -335,11 +335,7 @@ func (s *session) ended() error {
 }
 
 // certain returns until when the server has the session, as far as silence may end it.
-func (s *session) certain() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.confirmed.Add(s.ttl)
-}
+func (s *session) certain() time.Time { return s.confirmed.Load().Add(s.ttl) }
 
 // waiting reports whether a request on the session waits for other sessions.
 func (s *session) waiting() bool {
@@ -354,7 +350,7 @@ func (s *session) waitingLocked() bool { return len(s.pending) > 0 && s.pending[
 func (s *session) tend(now time.Time) {
 	s.mu.Lock()
 	waits := s.waitingLocked()
-	heard := s.confirmed
+	heard := *s.confirmed.Load()
 	if s.unblocked.After(heard) {
 		heard = s.unblocked
 	}

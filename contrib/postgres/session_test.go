@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"math/big"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	pglock "github.com/redlatch/redlatch/contrib/postgres"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -77,6 +80,53 @@ func leavingReaders(t *testing.T, s *server, parameters string) {
 		name := fmt.Sprintf("readers-%d", i)
 		harness.Eventually(t, soon, "nothing is left", func() bool { return len(left(t, s, name)) == 0 })
 	}
+}
+
+// stuck is a connection whose writes block while its mutex is locked.
+type stuck struct {
+	net.Conn
+	mu      *sync.Mutex
+	blocked *atomic.Bool
+}
+
+func (c stuck) Write(b []byte) (int, error) {
+	c.blocked.Store(!c.mu.TryLock())
+	if c.blocked.Load() {
+		c.mu.Lock()
+	}
+	defer c.mu.Unlock()
+	return c.Conn.Write(b)
+}
+
+// A request that blocks while it is sent does not keep the client from seeing until when other holds last.
+func TestRemainingBesideBlockedRequest(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(commonServer(t).url())
+	require.NoError(t, err)
+	var mu sync.Mutex
+	var blocked atomic.Bool
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, addr)
+		return stuck{conn, &mu, &blocked}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	c := advisory.make(t, pool, pglock.TTL(time.Minute))
+	h := acquire(t, c.Lock("beside-blocked"))
+
+	mu.Lock()
+	unlock := sync.OnceFunc(mu.Unlock)
+	defer unlock()
+	request := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, h.Extend(ctx, time.Minute) })
+	harness.Eventually(t, soon, "the request blocks", blocked.Load)
+	remaining := harness.Start(t, t.Context(), func(context.Context) (time.Duration, error) { return h.Remaining(), nil })
+	require.NoError(t, remaining.EndWithin(pause))
+	require.Positive(t, remaining.Value)
+	unlock()
+	require.NoError(t, request.End())
+	require.NoError(t, h.Unlock(t.Context()))
 }
 
 // withTLS returns a server that takes connections with TLS.
