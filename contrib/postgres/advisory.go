@@ -98,14 +98,26 @@ func (d *advisory) Acquire(ctx context.Context, r driver.Request) (driver.Claim,
 	}
 
 	key := d.key(r.Name)
-	g, on, err := d.gates.enter(ctx, key, r.Shared, urgency{r.Try, r.FailFast})
-	if err != nil {
-		d.free(on)
-		return nil, err
+	g, e := d.gates.enter(ctx, key, r.Shared, urgency{r.Try, r.FailFast})
+	if e.err != nil {
+		d.free(e.on)
+		return nil, e.err
 	}
 
-	c := &advisoryClaim{d: d, key: key, shared: r.Shared, gate: g, lost: r.Lost}
-	err = d.take(ctx, r, c, on)
+	c := &advisoryClaim{d: d, key: key, shared: r.Shared, gate: g, lost: r.Lost, on: e.on}
+	var err error
+	if e.first {
+		err = d.takeFirst(ctx, r, c, e.joins)
+	} else {
+		if c.joins = e.joins; c.joins {
+			d.free(c.on)
+			c.on = nil
+		}
+		err = d.take(ctx, r, c)
+	}
+	for err == nil && !d.begin(c) {
+		err = d.take(ctx, r, c)
+	}
 	if err == nil {
 		return c, nil
 	}
@@ -119,9 +131,8 @@ func (d *advisory) Acquire(ctx context.Context, r driver.Request) (driver.Claim,
 // errLeft means that the caller has left a request, whose answer makes it leave the gate. The claim has the error.
 var errLeft = errors.New("left")
 
-// take acquires the lock for a claim that is inside of its gate, on that session first if it is not nil.
-func (d *advisory) take(ctx context.Context, r driver.Request, c *advisoryClaim, on *session) error {
-	c.on = on
+// take acquires the lock for a claim that is inside of its gate.
+func (d *advisory) take(ctx context.Context, r driver.Request, c *advisoryClaim) error {
 	for {
 		if c.on != nil && c.on.ended() != nil {
 			d.free(c.on)
@@ -129,7 +140,7 @@ func (d *advisory) take(ctx context.Context, r driver.Request, c *advisoryClaim,
 		}
 		var granted bool
 		var err error
-		if waits := !r.Try && !r.FailFast; waits && d.hasWaiter(c) {
+		if waits := !r.Try && !r.FailFast; waits && (c.on != nil || !c.joins && d.hasWaiter(c)) {
 			granted, err = d.wait(ctx, c)
 		} else {
 			granted, err = d.tryOnce(ctx, r, c)
@@ -159,16 +170,42 @@ func (d *advisory) take(ctx context.Context, r driver.Request, c *advisoryClaim,
 	}
 }
 
-// tryOnce asks for the lock once, and reports whether the claim has it.
+// takeFirst acquires the lock for the reader on whose answer the next ones wait. It does not join others on the main session,
+// but asks behind the writers in the queue of the server. The main session then gets the lock, too, for the next readers. The
+// error is errLeft, as of ask.
+func (d *advisory) takeFirst(ctx context.Context, r driver.Request, c *advisoryClaim, joins bool) error {
+	if joins && !d.hasWaiter(c) {
+		connecting, cancel := bound(ctx, r.FailFast)
+		defer cancel()
+		c.on = d.waiter(connecting)
+	}
+	err := d.take(ctx, r, c)
+	if err != nil || c.on == nil {
+		c.gate.admit(err == nil)
+		return err
+	}
+
+	s := c.on
+	c.on = nil
+	moved, err := d.tryOnce(ctx, r, c)
+	if moved || err == errLeft {
+		s.send(unlockAll, 0, nil)
+		d.free(s)
+	} else { // a writer waits again
+		c.on = s
+		c.s = s
+		err = nil
+	}
+	c.gate.admit(moved)
+	return err
+}
+
+// tryOnce asks for the lock once, and reports whether a session has it for the claim.
 func (d *advisory) tryOnce(ctx context.Context, r driver.Request, c *advisoryClaim) (bool, error) {
 	s := c.on
 	if s == nil {
-		connecting := ctx
-		if r.FailFast {
-			bounded, cancel := context.WithTimeout(ctx, patience)
-			defer cancel()
-			connecting = bounded
-		}
+		connecting, cancel := bound(ctx, r.FailFast)
+		defer cancel()
 		main, err := d.shared(connecting)
 		if err != nil {
 			return false, err
@@ -184,11 +221,12 @@ func (d *advisory) tryOnce(ctx context.Context, r driver.Request, c *advisoryCla
 		c.refused.Store(true)
 		return false, nil
 	}
-	return true, d.begin(s, c)
+	c.s = s
+	return true, nil
 }
 
-// wait has the server grant the lock in its turn, and reports whether the claim has it. If there is no session to wait on,
-// it returns false at once.
+// wait has the server grant the lock in its turn, and reports whether a session has it for the claim. If there is no session to
+// wait on, it returns false at once.
 func (d *advisory) wait(ctx context.Context, c *advisoryClaim) (bool, error) {
 	if c.on == nil {
 		c.on = d.waiter(ctx)
@@ -209,7 +247,8 @@ func (d *advisory) wait(ctx context.Context, c *advisoryClaim) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return true, d.begin(s, c)
+	c.s = s
+	return true, nil
 }
 
 // ask makes a request for a claim, and blocks until the answer or until ctx ends. With failFast it gives up after patience.
@@ -220,12 +259,8 @@ func (d *advisory) ask(ctx context.Context, s *session, q query, c *advisoryClai
 		return answer{}, unavailable(s.ended())
 	}
 
-	bounded := ctx
-	if failFast {
-		var cancel context.CancelFunc
-		bounded, cancel = context.WithTimeout(ctx, patience)
-		defer cancel()
-	}
+	bounded, cancel := bound(ctx, failFast)
+	defer cancel()
 	if q.waits() && !c.refused.Load() {
 		unsure := time.AfterFunc(probeAfter, func() { d.probe(c) })
 		defer unsure.Stop()
@@ -297,16 +332,15 @@ func (d *advisory) leave(ctx context.Context, s *session, c *advisoryClaim, r *c
 	return true
 }
 
-// begin makes the claim one of the session, unless that has ended.
-func (d *advisory) begin(s *session, c *advisoryClaim) error {
+// begin makes the claim one of the session that has it. It reports false if that has ended.
+func (d *advisory) begin(c *advisoryClaim) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.gone {
-		return unknown(s.ended())
+	if c.s.gone {
+		return false
 	}
-	s.claims[c] = struct{}{}
-	c.s = s
-	return nil
+	c.s.claims[c] = struct{}{}
+	return true
 }
 
 // advisoryClaim is a claim of an Advisory.
@@ -316,6 +350,7 @@ type advisoryClaim struct {
 	shared bool
 	gate   *gate[int64]
 	lost   func(lock.Reason, error)
+	joins  bool     // readers whose lock the main session has
 	on     *session // that it uses, or nil for the main session
 	s      *session // that has it
 	err    error    // of a request that the caller has left

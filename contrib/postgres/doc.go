@@ -12,8 +12,7 @@
 //	semaphore         no: the server has no counted locks, and  no, for the same reason
 //	                  trying each permit's lock is no queue
 //	lock.Lease        the client ends it                        the server ends it, too
-//	order             of the server's queue, but readers of     of the row's queue
-//	                  one client pass writers of others
+//	order             of the server's queue                     of the row's queue
 //	stays behind      nothing                                   the row, until Prune
 //
 // A client is for one process, and is shared by all of its goroutines. All objects of package driver are used in the
@@ -36,6 +35,10 @@
 // there. So the server wakes whoever is next, also after the end of a holder that died or that is another
 // program. There is no message that can be lost, and nothing to ask for again. Of the waiters of one client for one lock
 // only the first waits on the server, and the others wait for it in their order.
+//
+// Readers share the session that has the lock, where the server lets them pass writers of other clients. So ten times a second
+// one of them asks on another session, behind these writers, and the next readers wait for its answer. A reader passes if
+// MaxConns leaves no session for that, or with TryLock.
 //
 // The key is a hash of the name of 64 bits (see Key). To share a lock with a program that calls pg_advisory_lock by hand,
 // use Keys. Who holds a lock is in pg_locks:

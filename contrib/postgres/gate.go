@@ -27,6 +27,11 @@ type gate[K comparable] struct {
 	shared  bool // those inside, if there are any
 	waiting []*turn
 
+	// A session that has a shared lock gets it again at once, ahead of the writers of other processes. So one reader after the
+	// other is the first, for whose answer from the server the next ones wait. Then they join it for a moment.
+	asking   bool      // there is a first one without an answer
+	answered time.Time // the first one before
+
 	// What those inside have heard: whether the lock is taken, or why the server could not be asked.
 	taken bool
 	down  error
@@ -48,15 +53,28 @@ type urgency struct {
 // entrance is the end of a wait at a gate: with an error, or on the session of the one before, on which the unlock is ahead
 // of what is sent now, or nil.
 type entrance struct {
-	on  *session
-	err error
+	on    *session
+	first bool // of the next readers
+	joins bool // readers that have the lock
+	err   error
 }
+
+// joinTime is for how long readers join others after the server has answered the first one.
+const joinTime = 100 * time.Millisecond
 
 // patience is how long a request waits for an answer until the server counts as unreachable.
 const patience = 2 * time.Second
 
+// bound returns a context that ends with ctx, or after patience if the request does not wait for the server.
+func bound(ctx context.Context, failFast bool) (context.Context, context.CancelFunc) {
+	if failFast {
+		return context.WithTimeout(ctx, patience)
+	}
+	return ctx, func() {}
+}
+
 // enter blocks until the request is inside or ctx ends. The caller has to use or to free the session, also after an error.
-func (gs *gates[K]) enter(ctx context.Context, key K, shared bool, u urgency) (*gate[K], *session, error) {
+func (gs *gates[K]) enter(ctx context.Context, key K, shared bool, u urgency) (*gate[K], entrance) {
 	gs.mu.Lock()
 	g := gs.open[key]
 	if g == nil {
@@ -67,14 +85,15 @@ func (gs *gates[K]) enter(ctx context.Context, key K, shared bool, u urgency) (*
 		gs.open[key] = g
 	}
 
-	if len(g.waiting) == 0 && g.admitsLocked(shared) {
-		g.passLocked(shared)
+	ahead := len(g.waiting) > 0 && !(u.try && g.waiting[0].shared) // an attempt does not wait for the first reader
+	if !ahead && g.admitsLocked(shared, u.try) {
+		e := g.passLocked(shared, u.try)
 		gs.mu.Unlock()
-		return g, nil, nil
+		return g, e
 	}
 	if err := g.refusesLocked(u); err != nil {
 		gs.mu.Unlock()
-		return nil, nil, err
+		return nil, entrance{err: err}
 	}
 	t := &turn{shared, u, make(chan entrance, 1)}
 	g.waiting = append(g.waiting, t)
@@ -89,7 +108,7 @@ func (gs *gates[K]) enter(ctx context.Context, key K, shared bool, u urgency) (*
 	for {
 		select {
 		case e := <-t.come:
-			return g, e.on, e.err
+			return g, e
 		case <-late:
 			if g.isTaken() {
 				late = nil
@@ -98,18 +117,35 @@ func (gs *gates[K]) enter(ctx context.Context, key K, shared bool, u urgency) (*
 		case <-ctx.Done():
 		}
 		unused, err := g.abandon(t)
-		return nil, unused, err
+		return nil, entrance{on: unused, err: err}
 	}
 }
 
-func (g *gate[K]) admitsLocked(shared bool) bool { return g.inside == 0 || shared && g.shared }
+func (g *gate[K]) admitsLocked(shared, try bool) bool {
+	return g.inside == 0 || shared && g.shared && (!g.asking || try)
+}
 
-func (g *gate[K]) passLocked(shared bool) {
+func (g *gate[K]) passLocked(shared, try bool) entrance {
+	e := entrance{joins: g.inside > 0}
 	if g.inside == 0 {
 		g.taken = false
 	}
+	e.first = shared && !try && (!e.joins || time.Since(g.answered) > joinTime)
+	g.asking = g.asking || e.first
 	g.inside++
 	g.shared = shared
+	return e
+}
+
+// admit admits the readers behind the first one, which join it, or of which one is the next first.
+func (g *gate[K]) admit(join bool) {
+	g.all.mu.Lock()
+	defer g.all.mu.Unlock()
+	g.asking = false
+	if join {
+		g.answered = time.Now()
+	}
+	g.admitLocked(nil)
 }
 
 // refusesLocked returns the error of a request that does not wait, or nil.
@@ -152,7 +188,11 @@ func (g *gate[K]) abandon(t *turn) (unused *session, err error) {
 	g.all.mu.Unlock()
 
 	if i < 0 {
-		if e := <-t.come; e.err == nil {
+		e := <-t.come
+		if e.first {
+			g.admit(false)
+		}
+		if e.err == nil {
 			unused = g.leave(e.on)
 		}
 	}
@@ -177,11 +217,12 @@ func (g *gate[K]) leave(on *session) (unused *session) {
 }
 
 func (g *gate[K]) admitLocked(on *session) (unused *session) {
-	for len(g.waiting) > 0 && g.admitsLocked(g.waiting[0].shared) {
+	for len(g.waiting) > 0 && g.admitsLocked(g.waiting[0].shared, g.waiting[0].try) {
 		t := g.waiting[0]
 		g.waiting = g.waiting[1:]
-		g.passLocked(t.shared)
-		t.come <- entrance{on: on}
+		e := g.passLocked(t.shared, t.try)
+		e.on = on
+		t.come <- e
 		on = nil
 	}
 	return on

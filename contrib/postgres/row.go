@@ -174,11 +174,3 @@ func (c *tableClaim) cutShort(ctx context.Context, err error) error {
 	c.refused = false
 	return err
 }
-
-// bound returns a context that ends with ctx, or after a while if the request does not wait for the server.
-func (c *tableClaim) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if c.failFast {
-		return context.WithTimeout(ctx, patience)
-	}
-	return ctx, func() {}
-}

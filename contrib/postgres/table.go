@@ -319,9 +319,9 @@ func (d *table) Acquire(ctx context.Context, r driver.Request) (driver.Claim, er
 		return c, nil
 	}
 
-	g, _, err := d.gates.enter(ctx, r.Name, false, urgency{failFast: r.FailFast})
-	if err != nil {
-		return nil, err
+	g, e := d.gates.enter(ctx, r.Name, false, urgency{failFast: r.FailFast})
+	if e.err != nil {
+		return nil, e.err
 	}
 	c.gate = g
 	if err := d.take(ctx, c); err != nil {
@@ -418,7 +418,7 @@ func (d *table) ask(ctx context.Context, c *tableClaim) error {
 	var sent time.Time
 	var deadline float64
 	granted, had, late := false, false, false
-	bounded, cancel := c.bound(ctx)
+	bounded, cancel := bound(ctx, c.failFast)
 	defer cancel()
 	err := d.queryBy(bounded, d.sql.take, func(row pgx.Rows) error {
 		var free, now float64
@@ -461,7 +461,7 @@ func (d *table) ask(ctx context.Context, c *tableClaim) error {
 
 // enqueue takes a place in the queue.
 func (d *table) enqueue(ctx context.Context, c *tableClaim) error {
-	bounded, cancel := c.bound(ctx)
+	bounded, cancel := bound(ctx, c.failFast)
 	defer cancel()
 	c.queued = true
 	err := d.queryBy(bounded, d.sql.enqueue, func(pgx.Rows) error { return nil }, func(gaveUp time.Time) []any {
