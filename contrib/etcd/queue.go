@@ -86,7 +86,7 @@ func (c *claim) put(ctx context.Context, question *clientv3.Op, conditions ...cl
 	return true, answer, nil
 }
 
-// made reports whether the key exists before put has made it for certain.
+// made reports whether the key exists, although no request is known to have made it, and notes its revisions.
 func (c *claim) made(ctx context.Context) (bool, error) {
 	own, _, err := call(ctx, c.s, c.r.FailFast, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return c.s.c.Get(ctx, c.key, clientv3.WithKeysOnly())
