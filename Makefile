@@ -107,7 +107,7 @@ golangci:
 	for module in . benchmarks interop examples/otel; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
 	for module in contrib/*/ cmd/*/; do (cd $$module && GOWORK= go run $(GOLANGCI) run ./...) || exit; done
 
-# redlatch beside other libraries: it writes benchmarks/report, in some twelve minutes on two
+# redlatch beside other libraries: it writes benchmarks/report, in some twenty minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.
 bench:
 	./scripts/deps bench
