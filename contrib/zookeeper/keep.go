@@ -20,61 +20,51 @@ const minPatience = time.Second
 // not wait have no more either.
 func patience(now sessionState) time.Duration { return max(now.timeout/beats, minPatience) }
 
+// never is later than anything that keep waits for.
+const never = 24 * time.Hour
+
+// pulse is when the session is confirmed.
+type pulse struct {
+	next    time.Time  // when the next confirmation is due
+	answer  chan error // of the one that is under way, or nil
+	overdue time.Time  // when a server that has not answered is left
+}
+
 // keep confirms the session as long as there are claims, and ends those that are over.
 func (s *store) keep() {
 	defer close(s.kept)
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(never)
 	defer timer.Stop()
 
-	const never = 24 * time.Hour
 	var (
-		answer    chan error // of the confirmation that is under way
-		sent      time.Time  // when it was, or the one before
-		due       time.Time  // when the next one is, or when that one is overdue
-		claims    bool       // there were some
-		connected bool
-		failed    error // of the latest confirmation
+		p                 pulse
+		claims, connected bool
+		failed            error // of the latest confirmation
 	)
 	for {
 		now, changed := s.session.state()
-		period := now.timeout / beats
-		had, was := claims, connected
-		connected = now.connected
-		var certain time.Time
-		certain, claims = s.expire(now, failed)
-		if claims && !had && answer == nil { // its creation has confirmed the session
-			due = time.Now().Add(period)
+		certain, some := s.expire(now, failed)
+		if some && !claims {
+			p.next = time.Now().Add(now.timeout / beats) // the creation of the first has confirmed the session
 		}
-		if connected && !was && answer != nil { // it was sent now at the earliest
-			due = time.Now().Add(patience(now))
+		if now.connected && !connected {
+			p.overdue = time.Now().Add(patience(now)) // what is under way was sent now at the earliest
 		}
+		claims, connected = some, now.connected
 
-		if connected && claims && !time.Now().Before(due) {
-			if answer == nil {
-				answer = make(chan error, 1)
-				sent = time.Now()
-				go func(answer chan<- error) { answer <- s.beat(now) }(answer)
-			} else {
-				s.session.cut()
-			}
-			due = time.Now().Add(patience(now))
-		}
-
-		next := never
+		wait := never
 		if claims && connected {
-			next = time.Until(due)
+			wait = s.confirmInTime(&p, now)
 		}
 		if left := time.Until(certain); claims && left > 0 {
-			next = min(next, left)
+			wait = min(wait, left)
 		}
-		timer.Reset(next)
-
+		timer.Reset(wait)
 		select {
-		case failed = <-answer:
-			answer = nil
-			due = sent.Add(period)
+		case failed = <-p.answer:
+			p.answer = nil
 			if failed != nil {
-				due = time.Now().Add(retryPause)
+				p.next = time.Now().Add(retryPause)
 			}
 		case <-changed:
 		case <-s.wake:
@@ -83,6 +73,25 @@ func (s *store) keep() {
 			return
 		}
 	}
+}
+
+// confirmInTime begins the next confirmation if it is due, or leaves a server that has not answered. It returns for how long
+// there is nothing to do.
+func (s *store) confirmInTime(p *pulse, now sessionState) time.Duration {
+	began := time.Now()
+	if p.answer == nil && !began.Before(p.next) {
+		answer := make(chan error, 1)
+		go func() { answer <- s.beat(now) }()
+		*p = pulse{next: began.Add(now.timeout / beats), answer: answer, overdue: began.Add(patience(now))}
+	} else if p.answer != nil && !began.Before(p.overdue) {
+		s.session.cut()
+		p.overdue = began.Add(patience(now))
+	}
+
+	if p.answer != nil {
+		return p.overdue.Sub(began)
+	}
+	return p.next.Sub(began)
 }
 
 // expire ends the claims of earlier sessions, and those that are not certain any more. failed is why the session was not
