@@ -14,13 +14,13 @@ type claim struct {
 	s       *store
 	r       driver.Request
 	in      string // path of its folder
-	own     place
-	path    string
-	token   int64
 	session uint64 // number of its session
-	alone   bool   // it was granted when it was created
+	end     func() // ends the context of the call that waits
 
-	gone chan struct{} // closed with err
+	own   place
+	path  string
+	token int64
+	alone bool // it was granted when it was created
 
 	// mu of the store guards these.
 	held  bool
@@ -70,7 +70,7 @@ func (s *store) forget(c *claim) bool {
 func (c *claim) endLocked(cause error) {
 	delete(c.s.claims, c.path)
 	c.err = cause
-	close(c.gone)
+	c.end()
 }
 
 // cause returns why a claim has ended, or nil.

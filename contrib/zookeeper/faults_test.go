@@ -3,6 +3,7 @@ package zklock
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -177,6 +179,72 @@ func TestConnectionsThatEnd(t *testing.T) {
 	link.Cut()
 	require.NoError(t, theirs.Unlock(t.Context()))
 	require.NoError(t, (<-waits).Unlock(t.Context()))
+}
+
+// forgetful is a dialer of connections that do not take over the watches of earlier ones.
+type forgetful struct{ asked atomic.Int64 }
+
+func (f *forgetful) dial(network, address string, timeout time.Duration) (net.Conn, error) {
+	c, err := net.DialTimeout(network, address, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return forgets{c, f}, nil
+}
+
+type forgets struct {
+	net.Conn
+	f *forgetful
+}
+
+const (
+	setWatches       = 101
+	pathsOfWatches   = typeInRequest + 4 + 8 // the latest transaction precedes them
+	noPathsOfWatches = 3 * 4                 // three lists of no length
+)
+
+func (c forgets) Write(p []byte) (int, error) {
+	if len(p) < pathsOfWatches || binary.BigEndian.Uint32(p[typeInRequest:]) != setWatches {
+		return c.Conn.Write(p)
+	}
+	c.f.asked.Add(1)
+	none := append(slices.Clone(p[:pathsOfWatches]), make([]byte, noPathsOfWatches)...)
+	binary.BigEndian.PutUint32(none, uint32(len(none)-4))
+	_, err := c.Conn.Write(none)
+	return len(p), err
+}
+
+// A waiter does not rely on the watches of an earlier connection.
+func TestWatchesThatAreNotTakenOver(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	link := testserver.NewProxy(t, addr)
+	var f forgetful
+	conn, session := connect(t, []string{link.Addr}, 20*tick, f.dial)
+	require.NoError(t, session.await(t.Context(), conn))
+	s := newStore(conn, session, DefaultPrefix, zk.WorldACL(zk.PermAll))
+	client := driver.NewClient(s)
+	defer client.Close()
+	b := open(t, []string{addr})
+	name := unused(t)
+	h := acquire(t, b.Lock(name))
+	got := make(chan lock.Hold, 1)
+	go func() { got <- acquire(t, client.Lock(name)) }()
+	eventually(t, "it watches", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.watches) == 1
+	})
+
+	link.Cut()
+	eventually(t, "there is another connection", func() bool { return f.asked.Load() == 1 })
+	require.NoError(t, h.Unlock(t.Context()))
+	select {
+	case h := <-got:
+		require.NoError(t, h.Unlock(t.Context()))
+	case <-time.After(soon):
+		require.Fail(t, "the waiter has not heard of the release")
+	}
 }
 
 // One of the addresses accepts connections and does not answer, or only begins to. The session survives the attempts to use

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -275,6 +277,11 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	other, ended := startContender(ctx, t, addrs(servers), name, &h)
+	defer func() {
+		if t.Failed() {
+			explain(t, servers, clients, name)
+		}
+	}()
 
 	// One fault at a time, with a pause, so that a majority of the servers goes on.
 	happened := make(map[string]int)
@@ -354,8 +361,46 @@ func TestHistory(t *testing.T) {
 	t.Logf("faults: %v", happened)
 	h.check(t)
 	last := open(t, addrs(servers))
+	clients = append(clients, last)
 	require.NoError(t, acquire(t, last.Lock(name)).Unlock(t.Context()))
 	eventually(t, "nothing is left", func() bool { return len(nodes(t, last.conn, name)) == 0 })
+}
+
+// explain logs what each server and each client knows of a lock, and what the goroutines of the clients are at.
+func explain(t *testing.T, servers []*server, clients []*process, name string) {
+	folder := DefaultPrefix + "/" + locks + "/" + escape(name)
+	for _, s := range servers {
+		conn := admin(t, s.addr)
+		names, _, err := conn.Children(folder)
+		t.Logf("server %s (%s) has %d nodes, error %v\n%s", s.addr, s.mode(), len(names), err, s.ask("dump"))
+		for _, name := range names {
+			if _, stat, err := conn.Exists(folder + "/" + name); err == nil {
+				t.Logf("%s: session 0x%x, created by 0x%x", name, stat.EphemeralOwner, stat.Czxid)
+			}
+		}
+	}
+
+	for _, p := range clients {
+		now, changed := p.session.state()
+		t.Logf("client of session 0x%x by %s: %+v", p.conn.SessionID(), p.conn.Server(), now)
+		p.session.mu.Lock()
+		stores := slices.Collect(maps.Keys(p.session.stores))
+		p.session.mu.Unlock()
+		for _, s := range stores {
+			s.mu.Lock()
+			for path, c := range s.claims {
+				t.Logf("its claim %s: session %d, held %v", path, c.session, c.held)
+			}
+			for path, w := range s.watches {
+				t.Logf("its watch %s: events %d, of this connection %v", path, len(w.events), w.changed == changed)
+			}
+			s.mu.Unlock()
+		}
+	}
+
+	var stacks strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+	t.Log(stacks.String())
 }
 
 // sleep sleeps for d, or until ctx ends.

@@ -151,5 +151,5 @@ func blocking(others []place, r *driver.Request) []place {
 	if len(others) < n {
 		return nil
 	}
-	return others[len(others)-n:]
+	return slices.Clone(others[len(others)-n:])
 }

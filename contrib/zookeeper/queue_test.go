@@ -91,7 +91,8 @@ func TestNumbersThatAreUsedUpAreRefused(t *testing.T) {
 		results := []zk.MultiResponse{
 			{String: "/redlatch/locks/a/write_c:1_1_" + number}, {Stat: &zk.Stat{Mzxid: 1, NumChildren: 1}},
 		}
-		_, err := s.queued(now, time.Now(), &driver.Request{Name: "a"}, "/redlatch/locks/a", "write_c:1_1_", results)
+		c := &claim{s: s, r: driver.Request{Name: "a"}, in: "/redlatch/locks/a", session: now.number}
+		err := s.queued(c, time.Now(), "write_c:1_1_", results)
 		require.ErrorContains(t, err, "used up")
 	}
 }

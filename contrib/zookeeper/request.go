@@ -181,17 +181,24 @@ func (s *store) createFolder(ctx context.Context, path string) error {
 	return err
 }
 
+// watch is a watch that was set before a channel of the session was closed.
+type watch struct {
+	events  <-chan zk.Event
+	changed <-chan struct{}
+}
+
 // watch returns a channel that gets a value, or is closed, when a node is gone, has changed, or is not watched any more.
 // The error is zk.ErrNoNode if the node does not exist.
 //
 // go-zookeeper cannot remove a watch. The calls that watch the same node share it, also with calls that have ended: while a lock
 // is held for long, any number of calls that wait for a moment leave one watch.
-func (s *store) watch(ctx context.Context, path string) (<-chan zk.Event, error) {
+// They share none of an earlier connection: changed is the channel that is closed when this one ends.
+func (s *store) watch(ctx context.Context, path string, changed <-chan struct{}) (<-chan zk.Event, error) {
 	s.mu.Lock()
-	events := s.watches[path]
+	w := s.watches[path]
 	s.mu.Unlock()
-	if events != nil && len(events) == 0 {
-		return events, nil
+	if w.changed == changed && len(w.events) == 0 {
+		return w.events, nil
 	}
 
 	return ask(ctx, func() (<-chan zk.Event, error) {
@@ -203,14 +210,14 @@ func (s *store) watch(ctx context.Context, path string) (<-chan zk.Event, error)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.watches) >= s.watchesMost {
-			for path, events := range s.watches {
-				if len(events) > 0 { // it has come, and nobody waits for it
+			for path, w := range s.watches {
+				if len(w.events) > 0 { // it has come, and nobody waits for it
 					delete(s.watches, path)
 				}
 			}
 			s.watchesMost = 2*len(s.watches) + minWatches
 		}
-		s.watches[path] = events
+		s.watches[path] = watch{events, changed}
 		return events, nil
 	})
 }
@@ -222,7 +229,7 @@ const minWatches = 64
 func (s *store) watched(path string, events <-chan zk.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.watches[path] == events {
+	if s.watches[path].events == events {
 		delete(s.watches, path)
 	}
 }

@@ -1,6 +1,7 @@
 package zklock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type store struct {
 	claims      map[string]*claim // by path: those whose nodes should be there
 	number      uint64            // of the session that confirmed is about
 	confirmed   time.Time         // when the latest write was sent that is confirmed
-	watches     map[string]<-chan zk.Event
+	watches     map[string]watch
 	watchesMost int
 }
 
@@ -41,7 +42,7 @@ func newStore(conn *zk.Conn, session *Session, prefix string, acl []zk.ACL) *sto
 	s := &store{
 		conn: conn, session: session, prefix: prefix, acl: acl,
 		wake: make(chan struct{}, 1), kept: make(chan struct{}),
-		claims: make(map[string]*claim), watches: make(map[string]<-chan zk.Event),
+		claims: make(map[string]*claim), watches: make(map[string]watch),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	session.attach(s)
@@ -90,14 +91,16 @@ func (s *store) attempt(ctx context.Context, r *driver.Request, number int) (*cl
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	short := ctx // of requests while there is no claim, for which keep would leave a server that does not answer
 	if r.Try || r.FailFast {
 		var cancel context.CancelFunc
 		short, cancel = context.WithTimeout(ctx, patience(now))
 		defer cancel()
 	}
-	c, err := s.enqueue(short, now, r, number)
-	if err != nil {
+	c := &claim{s: s, r: *r, in: folder(s.prefix, r), session: now.number, end: end}
+	if err := s.enqueue(short, c, nodeName(r, number)); err != nil {
 		return nil, err
 	}
 
@@ -120,63 +123,54 @@ func (s *store) attempt(ctx context.Context, r *driver.Request, number int) (*cl
 
 // enqueue creates the node of a claim. The transaction also writes the folder, which has no data: the answer is the
 // folder's state with the node in it. So the claim has its token, and is granted at once if nobody else is there.
-func (s *store) enqueue(ctx context.Context, now sessionState, r *driver.Request, attempt int) (*claim, error) {
-	in := folder(s.prefix, r)
-	name := nodeName(r, attempt)
+func (s *store) enqueue(ctx context.Context, c *claim, name string) error {
 	for {
 		finished := make(chan struct{})
 		sent := time.Now()
 		results, err := ask(ctx, func() ([]zk.MultiResponse, error) {
 			defer close(finished)
 			return s.conn.Multi(
-				&zk.CreateRequest{Path: in + "/" + name, Acl: s.acl, Flags: zk.FlagEphemeralSequential},
-				&zk.SetDataRequest{Path: in, Version: -1},
+				&zk.CreateRequest{Path: c.in + "/" + name, Acl: s.acl, Flags: zk.FlagEphemeralSequential},
+				&zk.SetDataRequest{Path: c.in, Version: -1},
 			)
 		})
 
 		if err == nil {
-			return s.queued(now, sent, r, in, name, results)
+			return s.queued(c, sent, name, results)
 		}
-		unsure := leftover{folder: in, name: name, after: finished}
 		if err == zk.ErrNoNode {
-			if err := s.createFolder(ctx, in); err != nil && err != zk.ErrNoNode { // one above may have gone again
-				s.leave(unsure) // a folder without nodes
-				return nil, notQueued(err)
+			err = s.createFolder(ctx, c.in)
+			if err == nil || err == zk.ErrNoNode { // one above may have gone again
+				continue
 			}
-			continue
 		}
-
-		if err == errLeft || !isRefusal(err) && !isWithoutEffect(err) {
-			s.leave(unsure)
+		if !isRefusal(err) && !isWithoutEffect(err) {
+			s.leave(leftover{folder: c.in, name: name, after: finished}) // a node, or a folder without any
 		}
-		return nil, notQueued(err)
+		return notQueued(err)
 	}
 }
 
-// queued returns the claim for a node that was created.
-func (s *store) queued(
-	now sessionState, sent time.Time, r *driver.Request, in, name string, results []zk.MultiResponse,
-) (*claim, error) {
-	var own place
-	if len(results) == 2 && results[1].Stat != nil && len(results[0].String) > len(in) {
-		own, _ = parse(results[0].String[len(in)+1:])
+// queued notes that the node of a claim was created.
+func (s *store) queued(c *claim, sent time.Time, name string, results []zk.MultiResponse) error {
+	if len(results) == 2 && results[1].Stat != nil && len(results[0].String) > len(c.in) {
+		c.path = results[0].String
+		c.own, _ = parse(c.path[len(c.in)+1:])
 	}
-	if own.name == "" || own.sequence < 0 || own.sequence > maxSequence {
-		s.leave(leftover{folder: in, name: name})
-		return nil, fmt.Errorf("zookeeper: the numbers of %s are used up; they begin anew after a minute without claims", in)
+	if c.own.name == "" || c.own.sequence < 0 || c.own.sequence > maxSequence {
+		s.leave(leftover{folder: c.in, name: name})
+		return fmt.Errorf("zookeeper: the numbers of %s are used up; they begin anew after a minute without claims", c.in)
 	}
 
 	stat := results[1].Stat
-	c := &claim{
-		s: s, r: *r, in: in, own: own, path: results[0].String, token: stat.Mzxid, session: now.number,
-		alone: int(stat.NumChildren) <= max(1, r.Permits), gone: make(chan struct{}),
+	c.token = stat.Mzxid
+	c.alone = int(stat.NumChildren) <= max(1, c.r.Permits)
+	s.confirm(c.session, sent)
+	err := s.add(c)
+	if err != nil {
+		s.leave(leftover{folder: c.in, name: name})
 	}
-	s.confirm(now.number, sent)
-	if err := s.add(c); err != nil {
-		s.leave(leftover{folder: in, name: name})
-		return nil, err
-	}
-	return c, nil
+	return err
 }
 
 // notQueued returns the error of an attempt whose node was not created, or is removed in the background.
@@ -198,85 +192,79 @@ var errSilent = fmt.Errorf("%w: ZooKeeper does not answer", lock.ErrUnavailable)
 
 // await blocks until it is the turn of a claim.
 func (s *store) await(ctx context.Context, c *claim) error {
-	var others []place
-	known := c.alone
-	for {
-		if !known {
-			var err error
-			others, err = s.ahead(ctx, c)
-			if err != nil {
-				return err
-			}
+	for !c.alone {
+		nodes, more, err := s.ahead(ctx, c)
+		if err != nil {
+			return err
 		}
-		watched := blocking(others, &c.r)
-		if len(watched) == 0 {
-			return s.grant(ctx, c)
+		if len(nodes) == 0 {
+			break
 		}
 		if c.r.Try {
 			return lock.ErrNotAcquired
 		}
 
-		gone, err := s.awaitAny(ctx, c, watched)
+		gone, err := s.awaitAny(ctx, c, nodes)
 		if err != nil {
 			return err
 		}
-
-		// What was ahead is never more than that: if only the node was that has gone, there is nothing to ask.
-		known = false
-		if gone != (place{}) && len(others) == max(1, c.r.Permits) {
-			others = nil
-			known = true
+		if gone && !more {
+			break // nothing is ever added to what was ahead
 		}
 	}
+	return s.grant(ctx, c)
 }
 
-// ahead returns the nodes that a claim depends on.
-func (s *store) ahead(ctx context.Context, c *claim) ([]place, error) {
+// ahead returns the nodes that a claim has to watch, none if it is granted, and whether there are more ahead of them.
+func (s *store) ahead(ctx context.Context, c *claim) (nodes []place, more bool, err error) {
 	for {
 		names, err := s.children(ctx, c.in)
 		if err == nil {
 			others, present := ahead(names, c.own, &c.r)
 			if !present {
-				return nil, errRemoved
+				return nil, false, errRemoved
 			}
-			return others, nil
+			nodes := blocking(others, &c.r)
+			return nodes, len(others) > len(nodes), nil
 		}
 		if err := s.again(ctx, c, err); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
 }
 
-// awaitAny blocks until one of the nodes, or the watch of one, is gone. It returns the node if that is gone.
-func (s *store) awaitAny(ctx context.Context, c *claim, nodes []place) (place, error) {
-	cases := make([]reflect.SelectCase, 2, 2+len(nodes))
-	cases[0] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}
-	cases[1] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c.gone)}
-	for _, p := range nodes {
-		events, err := s.watch(ctx, c.in+"/"+p.name)
-		if err == zk.ErrNoNode {
-			return p, nil
+// awaitAny blocks until one of the nodes may be gone, and reports whether one is.
+func (s *store) awaitAny(ctx context.Context, c *claim, nodes []place) (gone bool, err error) {
+	for {
+		_, changed := s.session.state()
+		cases := make([]reflect.SelectCase, 2, 2+len(nodes))
+		cases[0] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}
+		cases[1] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(changed)}
+		for _, p := range nodes {
+			events, err := s.watch(ctx, c.in+"/"+p.name, changed)
+			if err == zk.ErrNoNode {
+				return true, nil
+			}
+			if err != nil {
+				return false, s.again(ctx, c, err)
+			}
+			cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(events)})
 		}
-		if err != nil {
-			return place{}, s.again(ctx, c, err)
+
+		i, value, ok := reflect.Select(cases)
+		if i == 0 {
+			return false, s.over(c)
 		}
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(events)})
+		if i == 1 {
+			// go-zookeeper asks the next server once to watch what it has watched, and nobody hears of a refusal.
+			if err := s.reconnected(ctx, c); err != nil {
+				return false, err
+			}
+			continue
+		}
+		s.watched(c.in+"/"+nodes[i-2].name, cases[i].Chan.Interface().(<-chan zk.Event))
+		return ok && value.Interface().(zk.Event).Type == zk.EventNodeDeleted, nil
 	}
-
-	i, value, ok := reflect.Select(cases)
-	if i == 0 {
-		return place{}, s.over(c)
-	}
-	if i == 1 {
-		return place{}, c.cause()
-	}
-
-	p := nodes[i-2]
-	s.watched(c.in+"/"+p.name, cases[i].Chan.Interface().(<-chan zk.Event))
-	if ok && value.Interface().(zk.Event).Type == zk.EventNodeDeleted {
-		return p, nil
-	}
-	return place{}, nil
 }
 
 // again decides what a waiter does after a question has failed with err. It returns nil if it asks again, now that there
@@ -299,10 +287,16 @@ func (s *store) again(ctx context.Context, c *claim, err error) error {
 	}
 
 	pause(ctx, retryPause)
-	if _, err := s.ready(ctx, false); err != nil {
-		return err
+	return s.reconnected(ctx, c)
+}
+
+// reconnected blocks until there is a connection, for a waiter.
+func (s *store) reconnected(ctx context.Context, c *claim) error {
+	_, err := s.ready(ctx, false)
+	if err == errNotConnected {
+		return s.over(c)
 	}
-	return c.cause()
+	return cmp.Or(c.cause(), err)
 }
 
 // over returns the error of a wait that ctx has ended.

@@ -44,7 +44,8 @@
 //
 // An acquisition of a lock that is free is one write, and so is a release. A waiter watches the node before its own, so
 // that a release wakes one waiter. The waiter of a semaphore watches as many nodes as there are permits. A waiter asks
-// for the nodes ahead of it when it has queued, and when the node that it watches goes away while others are ahead.
+// for the nodes ahead of it when it has queued, and when the node that it watches goes away while others are ahead. It
+// watches its node again after each reconnect, because no server has to take over watches.
 // TryLock on a lock that others hold is two writes: it queues, looks, and leaves. It may find another such call there,
 // and then fails although nobody holds the lock.
 //
