@@ -188,7 +188,7 @@ func (c *claim) Release(ctx context.Context) error {
 	lost := lock.ErrLost
 	for {
 		now, err := s.ready(ctx, false)
-		if err != nil && now.closed || err == nil && now.number != c.session {
+		if err == errDisconnected || err == nil && now.number != c.session {
 			return lost
 		}
 		there := false

@@ -247,6 +247,39 @@ func TestWatchesThatAreNotTakenOver(t *testing.T) {
 	}
 }
 
+// The program closes a connection that has no server: nobody says so.
+func TestConnectionClosedWithoutAServer(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	link := testserver.NewProxy(t, addr)
+	a, b := open(t, []string{link.Addr}), open(t, []string{addr})
+	name := unused(t)
+	h := acquire(t, b.Lock(name))
+	failed := make(chan error, 2)
+	wait := func(l lock.Locker) {
+		_, err := l.Lock(context.Background())
+		failed <- err
+	}
+	go wait(a.Lock(name))
+	eventually(t, "it waits", func() bool { return len(nodes(t, b.conn, name)) == 2 })
+	link.Down()
+	eventually(t, "there is no connection", func() bool { now, _ := a.session.state(); return !now.connected })
+	go wait(a.Lock(unused(t)))
+	time.Sleep(2 * time.Second)
+	require.Empty(t, failed, "go-zookeeper goes on")
+
+	a.conn.Close()
+	for range cap(failed) {
+		select {
+		case err := <-failed:
+			require.ErrorIs(t, err, lock.ErrClosed)
+		case <-time.After(soon):
+			require.Fail(t, "a call waits for a connection that is closed")
+		}
+	}
+	require.NoError(t, h.Unlock(t.Context()))
+}
+
 // One of the addresses accepts connections and does not answer, or only begins to. The session survives the attempts to use
 // it.
 func TestServerThatDoesNotAnswer(t *testing.T) {

@@ -102,9 +102,21 @@ func (s *store) ready(ctx context.Context, once bool) (sessionState, error) {
 		case <-changed:
 		case <-ctx.Done():
 			return now, errNotConnected
+		case <-time.After(closedPause):
+			// Nothing is written if the program closes a connection that has no server. go-zookeeper is disconnected
+			// then, and fails each request at once. Else it keeps requests until it has tried each server.
+			if s.conn.State() == zk.StateDisconnected {
+				_, err := ask(ctx, func() (string, error) { return s.conn.Sync("/") })
+				if err == zk.ErrConnectionClosed {
+					return now, errDisconnected
+				}
+			}
 		}
 	}
 }
+
+// closedPause is the pause between two looks whether the program has closed a connection that has no server.
+const closedPause = time.Second
 
 // retryPause is the pause after a request that has failed although the store has a connection.
 const retryPause = 20 * time.Millisecond

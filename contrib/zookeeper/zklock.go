@@ -69,7 +69,8 @@
 // that must stay correct passes the fencing token to a resource that checks it.
 //
 // All holds are lost at once if the server says that the session has ended, or if the program closes the connection.
-// Waiters queue again with the next session.
+// Waiters queue again with the next session. A program that closes a connection without a server sends nothing: holds are
+// lost when their time is over, and calls that wait fail a second later.
 //
 // # Fencing tokens
 //
