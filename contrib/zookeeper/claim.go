@@ -115,12 +115,12 @@ func (s *store) certainLocked(now sessionState) time.Time {
 // Token implements driver.Claim.
 func (c *claim) Token() int64 { return c.token }
 
-// Until implements driver.Claim.
+// Until implements driver.Claim. It does not look at err: Lost follows, and has the reason.
 func (c *claim) Until() time.Time {
 	now, _ := c.s.session.state()
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	if c.err != nil || now.number != c.session {
+	if now.number != c.session {
 		return time.Time{}
 	}
 	certain := c.s.certainLocked(now)

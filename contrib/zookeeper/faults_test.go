@@ -398,6 +398,27 @@ func TestHoldsEndBeforeTheirNodes(t *testing.T) {
 	}
 }
 
+// A hold whose node is gone ends for that reason, and not because it is not certain any more.
+func TestHoldWhoseNodeIsGoneIsNotExpired(t *testing.T) {
+	t.Parallel()
+	conn, session := connect(t, []string{common.addr(t)}, timeout, nil)
+	require.NoError(t, session.await(t.Context(), conn))
+	s := newStore(conn, session, DefaultPrefix, zk.WorldACL(zk.PermAll))
+	defer s.Close()
+	client := driver.NewClient(s)
+	defer client.Close()
+	var held driver.Claim
+	until := make(chan time.Time, 1)
+	held, err := s.Acquire(t.Context(), driver.Request{Name: unused(t), Owner: client.NewOwner(), Lost: func(lock.Reason, error) {
+		until <- held.Until()
+	}})
+	require.NoError(t, err)
+	path := held.(*claim).path
+	require.NoError(t, conn.Delete(path, -1))
+	require.ErrorIs(t, held.Extend(t.Context(), time.Second), lock.ErrLost)
+	require.True(t, time.Now().Before(<-until))
+}
+
 // What is known of the session may be old when claims are looked at. A claim of the next session stays.
 func TestClaimsOfALaterSessionStay(t *testing.T) {
 	t.Parallel()
