@@ -204,10 +204,10 @@ func (s *store) missing(path string) {
 	}
 }
 
-// leftover is what has to be removed: a node of a session, or what a request without an answer may have created.
+// leftover is what has to be removed: a node, or what a request without an answer may have created.
 type leftover struct {
 	path    string
-	session uint64
+	session uint64 // of the node
 
 	folder, name string          // of nodes whose names begin with it
 	after        <-chan struct{} // closed when the request has returned; or nil
@@ -223,8 +223,8 @@ func (s *store) leave(l leftover) {
 	}
 }
 
-// clean removes a leftover. It tries until the node is gone or its session has ended. If the server refuses to remove a
-// node, an operator may give back the right.
+// clean removes a leftover. It tries until that is gone or its session has ended. If the server refuses it, an operator may
+// give back the right.
 func (s *store) clean(l leftover) {
 	defer s.work.Done()
 	if l.after != nil {
@@ -234,10 +234,14 @@ func (s *store) clean(l leftover) {
 			return
 		}
 	}
+	if l.path == "" {
+		now, _ := s.session.state()
+		l.session = now.number // a later one has nothing of the request
+	}
 
 	for {
 		now, err := s.ready(s.ctx, false)
-		if err != nil || l.path != "" && now.number != l.session {
+		if err != nil || now.number != l.session {
 			return
 		}
 		if l.path != "" {
@@ -245,14 +249,14 @@ func (s *store) clean(l leftover) {
 		} else {
 			err = s.search(s.ctx, l)
 		}
-		if err == nil || s.ctx.Err() != nil || l.path == "" && isRefusal(err) {
+		if err == nil || s.ctx.Err() != nil {
 			return
 		}
+		again := retryPause
 		if isRefusal(err) {
-			pause(s.ctx, refusedPause)
-		} else {
-			pause(s.ctx, retryPause)
+			again = refusedPause
 		}
+		pause(s.ctx, again)
 	}
 }
 

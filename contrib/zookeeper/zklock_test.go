@@ -277,6 +277,36 @@ func TestReleaseThatIsRefused(t *testing.T) {
 	require.NoError(t, acquire(t, b.Lock(name)).Unlock(t.Context()))
 }
 
+// A call without an answer has left a node that its client may not remove until later.
+func TestLeftoverWhoseRemovalIsRefused(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	link := testserver.NewProxy(t, addr)
+	requests := new(counter)
+	a, b := openWith(t, []string{link.Addr}, timeout, requests.dial), open(t, []string{addr})
+	name := unused(t)
+	folder := DefaultPrefix + "/" + locks + "/" + escape(name)
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+	link.Set(testserver.Mute)
+	tried := make(chan error, 1)
+	go func() {
+		_, err := a.Lock(name).TryLock(context.Background())
+		tried <- err
+	}()
+	eventually(t, "the node is there", func() bool { return len(nodes(t, b.conn, name)) == 1 })
+	_, err := b.conn.SetACL(folder, zk.WorldACL(zk.PermAll&^zk.PermDelete), -1)
+	require.NoError(t, err)
+	before := requests.requests.Load()
+	link.Set(testserver.Pass)
+	link.Cut()
+	require.ErrorIs(t, <-tried, lock.ErrIndeterminate)
+	eventually(t, "it tries to remove the node", func() bool { return requests.requests.Load() >= before+3 })
+
+	_, err = b.conn.SetACL(folder, zk.WorldACL(zk.PermAll), -1)
+	require.NoError(t, err)
+	require.NoError(t, acquire(t, b.Lock(name)).Unlock(t.Context()))
+}
+
 func TestNewChecksItsArguments(t *testing.T) {
 	t.Parallel()
 	conn, session := connect(t, []string{common.addr(t)}, timeout, nil)
