@@ -233,6 +233,9 @@ func TestWatchesThatAreNotTakenOver(t *testing.T) {
 	eventually(t, "it watches", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		for _, w := range s.watches {
+			<-w.answered
+		}
 		return len(s.watches) == 1
 	})
 

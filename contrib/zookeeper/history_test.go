@@ -392,7 +392,7 @@ func explain(t *testing.T, servers []*server, clients []*process, name string) {
 				t.Logf("its claim %s: session %d, held %v", path, c.session, c.held)
 			}
 			for path, w := range s.watches {
-				t.Logf("its watch %s: events %d, of this connection %v", path, len(w.events), w.changed == changed)
+				t.Logf("its watch %s: over %v, of this connection %v", path, w.over(), w.changed == changed)
 			}
 			s.mu.Unlock()
 		}

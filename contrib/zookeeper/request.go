@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -193,55 +194,61 @@ func (s *store) createFolder(ctx context.Context, path string) error {
 	return err
 }
 
-// watch is a watch that was set before a channel of the session was closed.
+// watch is a watch of a node, which all calls share that wait for it.
 type watch struct {
-	events  <-chan zk.Event
-	changed <-chan struct{}
+	changed  <-chan struct{} // of the session, from before the request
+	answered chan struct{}   // closed when events and err are set
+	events   <-chan zk.Event // gets a value, or is closed, when the node is gone, has changed, or is not watched any more
+	err      error           // zk.ErrNoNode if the node does not exist
 }
 
-// watch returns a channel that gets a value, or is closed, when a node is gone, has changed, or is not watched any more.
-// The error is zk.ErrNoNode if the node does not exist.
+// over reports whether a watch is of no use for a new call.
+func (w *watch) over() bool {
+	select {
+	case <-w.answered:
+		return w.err != nil || len(w.events) > 0
+	default:
+		return false
+	}
+}
+
+// watch watches a node, on the connection that lasts until changed is closed.
 //
-// go-zookeeper cannot remove a watch. The calls that watch the same node share it, also with calls that have ended: while a lock
-// is held for long, any number of calls that wait for a moment leave one watch.
-// They share none of an earlier connection: changed is the channel that is closed when this one ends.
-func (s *store) watch(ctx context.Context, path string, changed <-chan struct{}) (<-chan zk.Event, error) {
+// go-zookeeper cannot remove a watch. Calls share it also with calls that have ended: while a lock is held for long, any
+// number of calls that wait for a moment leave one watch.
+func (s *store) watch(ctx context.Context, path string, changed <-chan struct{}) (*watch, error) {
 	s.mu.Lock()
 	w := s.watches[path]
-	s.mu.Unlock()
-	if w.changed == changed && len(w.events) == 0 {
-		return w.events, nil
-	}
-
-	return ask(ctx, func() (<-chan zk.Event, error) {
-		_, _, events, err := s.conn.GetW(path)
-		if err != nil {
-			return nil, err
-		}
-
-		s.mu.Lock()
-		defer s.mu.Unlock()
+	if w == nil || w.changed != changed || w.over() {
 		if len(s.watches) >= s.watchesMost {
-			for path, w := range s.watches {
-				if len(w.events) > 0 { // it has come, and nobody waits for it
-					delete(s.watches, path)
-				}
-			}
+			maps.DeleteFunc(s.watches, func(_ string, w *watch) bool { return w.changed != changed || w.over() })
 			s.watchesMost = 2*len(s.watches) + minWatches
 		}
-		s.watches[path] = watch{events, changed}
-		return events, nil
-	})
+		w = &watch{changed: changed, answered: make(chan struct{})}
+		s.watches[path] = w
+		go func() {
+			_, _, w.events, w.err = s.conn.GetW(path)
+			close(w.answered)
+		}()
+	}
+	s.mu.Unlock()
+
+	select {
+	case <-w.answered:
+		return w, w.err
+	case <-ctx.Done():
+		return nil, errLeft
+	}
 }
 
 // minWatches is how many watches there are at least before those that are over are removed.
 const minWatches = 64
 
-// watched removes a watch that is over.
-func (s *store) watched(path string, events <-chan zk.Event) {
+// watched removes a watch whose event was received.
+func (s *store) watched(path string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.watches[path].events == events {
+	if s.watches[path] == w {
 		delete(s.watches, path)
 	}
 }

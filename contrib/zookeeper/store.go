@@ -34,7 +34,7 @@ type store struct {
 	claims      map[string]*claim // by path: those whose nodes should be there
 	number      uint64            // of the session that confirmed is about
 	confirmed   time.Time         // when the latest write was sent that is confirmed
-	watches     map[string]watch
+	watches     map[string]*watch // by path
 	watchesMost int
 }
 
@@ -42,7 +42,7 @@ func newStore(conn *zk.Conn, session *Session, prefix string, acl []zk.ACL) *sto
 	s := &store{
 		conn: conn, session: session, prefix: prefix, acl: acl,
 		wake: make(chan struct{}, 1), kept: make(chan struct{}),
-		claims: make(map[string]*claim), watches: make(map[string]watch),
+		claims: make(map[string]*claim), watches: make(map[string]*watch),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	session.attach(s)
@@ -240,15 +240,17 @@ func (s *store) awaitAny(ctx context.Context, c *claim, nodes []place) (gone boo
 		cases := make([]reflect.SelectCase, 2, 2+len(nodes))
 		cases[0] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}
 		cases[1] = reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(changed)}
-		for _, p := range nodes {
-			events, err := s.watch(ctx, c.in+"/"+p.name, changed)
+		watches := make([]*watch, len(nodes))
+		for i, p := range nodes {
+			w, err := s.watch(ctx, c.in+"/"+p.name, changed)
 			if err == zk.ErrNoNode {
 				return true, nil
 			}
 			if err != nil {
 				return false, s.again(ctx, c, err)
 			}
-			cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(events)})
+			watches[i] = w
+			cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(w.events)})
 		}
 
 		i, value, ok := reflect.Select(cases)
@@ -262,7 +264,7 @@ func (s *store) awaitAny(ctx context.Context, c *claim, nodes []place) (gone boo
 			}
 			continue
 		}
-		s.watched(c.in+"/"+nodes[i-2].name, cases[i].Chan.Interface().(<-chan zk.Event))
+		s.watched(c.in+"/"+nodes[i-2].name, watches[i-2])
 		return ok && value.Interface().(zk.Event).Type == zk.EventNodeDeleted, nil
 	}
 }
