@@ -103,6 +103,18 @@ func (h *history) report(o outcome) {
 	h.outcomes = append(h.outcomes, o)
 }
 
+// holds returns how many holds there were.
+func (h *history) holds() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, o := range h.outcomes {
+		if o.Token != 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // check fails the test if holds overlap, their tokens do not grow, or the resource has refused a holder.
 func (h *history) check(t *testing.T) {
 	var held []outcome
@@ -286,7 +298,11 @@ func TestHistory(t *testing.T) {
 	// One fault at a time, with a pause, so that a majority of the servers goes on.
 	happened := make(map[string]int)
 	for ctx.Err() == nil {
+		before := h.holds()
 		sleep(ctx, time.Second)
+		for deadline := time.Now().Add(3 * soon); h.holds() == before && ctx.Err() == nil; sleep(ctx, 50*time.Millisecond) {
+			require.True(t, time.Now().Before(deadline), "nobody acquires the lock")
+		}
 		first, _ := leader(t, servers)
 		pause := time.Duration(random.Int64N(int64(2 * timeout)))
 		client := latest.Load()
@@ -356,7 +372,12 @@ func TestHistory(t *testing.T) {
 		happened[what]++
 	}
 	done.Wait()
-	require.ErrorIs(t, <-ended, io.EOF)
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, io.EOF)
+	case <-time.After(3 * soon):
+		require.Fail(t, "the other process does not acquire the lock")
+	}
 
 	t.Logf("faults: %v", happened)
 	h.check(t)
