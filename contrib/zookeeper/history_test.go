@@ -384,7 +384,10 @@ func TestHistory(t *testing.T) {
 	last := open(t, addrs(servers))
 	clients = append(clients, last)
 	require.NoError(t, acquire(t, last.Lock(name)).Unlock(t.Context()))
-	eventually(t, "nothing is left", func() bool { return len(nodes(t, last.conn, name)) == 0 })
+	for _, s := range servers {
+		conn := admin(t, s.addr)
+		eventually(t, "nothing is left on "+s.addr, func() bool { return len(nodes(t, conn, name)) == 0 })
+	}
 }
 
 // explain logs what each server and each client knows of a lock, and what the goroutines of the clients are at.
