@@ -57,10 +57,11 @@ WHERE i.indrelid = to_regclass($1::text) AND a.attname = 'token' AND i.indisuniq
 	WHERE ` + free + ` AND ` + turn + ` AND clock_timestamp() < to_timestamp($5)
 	RETURNING token
 )
-SELECT coalesce(t.token, l.token, 0), t.token IS NOT NULL, l.owner IS NOT DISTINCT FROM $2,
-	coalesce(extract(epoch FROM l.until - clock_timestamp()), 0)::float8, coalesce(array_position(l.queue, $2), 0),
-	extract(epoch FROM clock_timestamp())::float8
-FROM (SELECT) AS answer LEFT JOIN taken AS t ON true LEFT JOIN TABLE_NAME AS l ON l.name = $1`)
+SELECT token, true, true, 0::float8, 0, extract(epoch FROM clock_timestamp())::float8 FROM taken
+UNION ALL
+SELECT coalesce(l.token, 0), false, l.owner IS NOT DISTINCT FROM $2, coalesce(extract(epoch FROM l.until - clock_timestamp()), 0)::float8,
+	coalesce(array_position(l.queue, $2), 0), extract(epoch FROM clock_timestamp())::float8
+FROM (SELECT) AS answer LEFT JOIN TABLE_NAME AS l ON l.name = $1 WHERE NOT EXISTS (SELECT FROM taken)`)
 
 	// name, owner, deadline.
 	s.enqueue = with(`UPDATE TABLE_NAME SET queue = queue || $2::text

@@ -556,6 +556,64 @@ func TestServerThatTheOthersHaveLeft(t *testing.T) {
 	}
 }
 
+// A leader that the others have left, and that does not know, answers a question about a node that they have. What a request
+// without an answer has left there is removed nevertheless.
+func TestLeftoverUnknownToAnOldLeader(t *testing.T) {
+	t.Parallel()
+	type link struct{ from, to int }
+	links := make(map[link]*testserver.Proxy)
+	servers, err := newServers(t.TempDir(), 3, syncLimit, func(from, to int, addr string) string {
+		p := testserver.NewProxy(t, addr)
+		links[link{from, to}] = p
+		return p.Addr
+	})
+	require.NoError(t, err)
+	const long, election = time.Minute, 30 * time.Second // in which servers wait 5 s for one that has stopped
+	for _, s := range servers {
+		s.configure(t, fmt.Sprintf("maxSessionTimeout=%d\n", long.Milliseconds()))
+	}
+	run(t, servers)
+	old, follower := leader(t, servers)
+	toOld, toFollower := testserver.NewProxy(t, old.addr), testserver.NewProxy(t, follower.addr)
+	toOld.Down()
+	a := openWith(t, []string{toFollower.Addr, toOld.Addr}, long, nil)
+	name := unused(t)
+	require.NoError(t, acquire(t, a.Lock(name)).Unlock(t.Context()))
+	const kept = "kept" // or the server removes the folder, and the request fails
+	_, err = admin(t, follower.addr).Create(DefaultPrefix+"/"+locks+"/"+name+"/"+kept, nil, 0, zk.WorldACL(zk.PermAll))
+	require.NoError(t, err)
+
+	for l, p := range links {
+		if servers[l.to] == old {
+			p.Set(testserver.Stall)
+		}
+	}
+	old.signal(t, syscall.SIGSTOP)
+	was, _ := a.session.state()
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(servers, func(s *server) bool { return s != old && s.mode() == "leader" })
+	}, election, tick, "the others have a leader")
+	other := admin(t, follower.addr)
+	eventually(t, "there is a connection", func() bool { now, _ := a.session.state(); return now.connected })
+
+	toFollower.Set(testserver.Mute)
+	tried := make(chan error, 1)
+	go func() {
+		_, err := a.Lock(name).TryLock(context.Background())
+		tried <- err
+	}()
+	eventually(t, "the node is there", func() bool { return len(nodes(t, other, name)) == 2 })
+	toFollower.Set(testserver.Refuse)
+	toOld.Set(testserver.Pass)
+	old.signal(t, syscall.SIGCONT)
+	toFollower.Cut()
+	require.ErrorIs(t, <-tried, lock.ErrIndeterminate)
+	eventually(t, "there is a connection", func() bool { now, _ := a.session.state(); return now.connected })
+	eventually(t, "nothing is left", func() bool { return len(nodes(t, other, name)) == 1 })
+	now, _ := a.session.state()
+	assert.Equal(t, was.id, now.id, "the session has lasted")
+}
+
 // A server that stops for longer than the session, alone: holds are lost, and everything goes on afterwards.
 func TestServerThatStops(t *testing.T) {
 	t.Parallel()

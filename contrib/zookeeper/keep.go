@@ -247,7 +247,7 @@ func (s *store) clean(l leftover) {
 		if l.path != "" {
 			_, err = s.remove(s.ctx, l.path)
 		} else {
-			err = s.search(s.ctx, l)
+			err = s.search(s.ctx, now, l)
 		}
 		if err == nil || s.ctx.Err() != nil {
 			return
@@ -263,9 +263,11 @@ func (s *store) clean(l leftover) {
 // search removes the nodes of a leftover, and its folder if that is empty. A request of an earlier connection has been
 // carried out by now or never will be: when a session moves to a new connection, the server closes the old one, and the
 // leader refuses what another server still has for it.
-func (s *store) search(ctx context.Context, l leftover) error {
-	// A server may not have seen yet what another has done.
-	if _, err := ask(ctx, func() (string, error) { return s.conn.Sync(l.folder) }); err != nil {
+func (s *store) search(ctx context.Context, now sessionState, l leftover) error {
+	// A server may not have seen yet what another has done, and a leader that the others have left answers a Sync. But only
+	// the leader that a majority follows confirms a write, after all that was written before.
+	missing, err := s.check(ctx, now, l.folder)
+	if err != nil || missing != nil {
 		return err
 	}
 	names, err := s.children(ctx, l.folder)

@@ -143,6 +143,15 @@ func newServers(dir string, n, syncLimit int, via func(from, to int, addr string
 	return servers, nil
 }
 
+// configure adds lines to the configuration.
+func (s *server) configure(t testing.TB, lines string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(s.dir, "zoo.cfg"), os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(lines)
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
 // start starts the process.
 func (s *server) start() error {
 	path, err := program()
