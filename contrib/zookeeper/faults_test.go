@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -612,6 +613,40 @@ func TestLeftoverUnknownToAnOldLeader(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(nodes(t, other, name)) == 1 })
 	now, _ := a.session.state()
 	assert.Equal(t, was.id, now.id, "the session has lasted")
+}
+
+// A client leaves a server that shows a node which the others do not have, and no other one.
+func TestServerWithANodeThatTheOthersLack(t *testing.T) {
+	t.Parallel()
+	addr := common.addr(t)
+	a, b := open(t, []string{addr}), open(t, []string{addr})
+	name := unused(t)
+	h := acquire(t, a.Lock(name))
+	takes := next(t, b, name)
+	const beat = timeout / beats
+	_, changed := b.session.state()
+	select {
+	case <-changed:
+		require.Fail(t, "the server is left")
+	case <-time.After(2 * beat):
+	}
+
+	shown := &watch{changed: changed, answered: make(chan struct{}), events: make(chan zk.Event)}
+	close(shown.answered)
+	b.session.mu.Lock()
+	stores := slices.Collect(maps.Keys(b.session.stores))
+	b.session.mu.Unlock()
+	s := stores[0]
+	s.mu.Lock()
+	s.watches[DefaultPrefix+"/"+locks+"/"+escape(name)+"/write_gone_1_0000000000"] = shown
+	s.mu.Unlock()
+	select {
+	case <-changed:
+	case <-time.After(2*beat + soon):
+		require.Fail(t, "the server is not left")
+	}
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, (<-takes).Unlock(t.Context()))
 }
 
 // A server that stops for longer than the session, alone: holds are lost, and everything goes on afterwards.

@@ -153,12 +153,18 @@ func sessionEnd(now sessionState) error {
 // maxBeat bounds the paths in one request, in bytes. A server refuses requests of more than a megabyte.
 const maxBeat = 128 * 1024
 
-// beat confirms the session, and that the nodes of its claims exist.
+// beat confirms the session, and that the nodes of its claims exist, and those that they wait for.
 func (s *store) beat(now sessionState) error {
+	_, changed := s.session.state()
 	var paths []string
 	s.mu.Lock()
 	for path, c := range s.claims {
 		if c.session == now.number {
+			paths = append(paths, path)
+		}
+	}
+	for path, w := range s.watches {
+		if s.claims[path] == nil && w.changed == changed && !w.over() {
 			paths = append(paths, path)
 		}
 	}
@@ -177,7 +183,7 @@ func (s *store) beat(now sessionState) error {
 	return nil
 }
 
-// confirmAll confirms the session and that those nodes exist. The claims of others end.
+// confirmAll confirms the session and that those nodes exist. Of the others it ends the claims.
 func (s *store) confirmAll(now sessionState, paths []string) error {
 	for len(paths) > 0 {
 		missing, err := s.check(s.ctx, now, paths...)
@@ -191,16 +197,24 @@ func (s *store) confirmAll(now sessionState, paths []string) error {
 	return nil
 }
 
-// missing ends the claim of a node that does not exist, unless its release has removed that.
+// missing ends the claim of a node that does not exist, unless its release has removed that. A node that a claim waits for was
+// removed by others, and the server has said so before. If it has not, it still shows a node that the others do not have, and
+// never would: servers of some versions miss transactions when they start again. The client leaves it for the next one.
 func (s *store) missing(path string) {
 	s.mu.Lock()
 	c := s.claims[path]
 	if c != nil {
 		c.endLocked(errRemoved)
 	}
+	w := s.watches[path]
+	shown := c == nil && w != nil && w.shows()
 	s.mu.Unlock()
+
 	if c != nil && c.held {
 		c.r.Lost(lock.ReasonGone, zk.ErrNoNode)
+	}
+	if shown {
+		s.session.cut()
 	}
 }
 

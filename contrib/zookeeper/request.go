@@ -212,6 +212,22 @@ func (w *watch) over() bool {
 	}
 }
 
+// shows reports whether the server has shown the node, and has not said since that it is gone or has changed. It takes the
+// event if that has come; calls that wait for it see that the channel is closed.
+func (w *watch) shows() bool {
+	select {
+	case <-w.answered:
+	default:
+		return false
+	}
+	select {
+	case <-w.events:
+		return false
+	default:
+		return w.err == nil
+	}
+}
+
 // watch watches a node, on the connection that lasts until changed is closed.
 //
 // go-zookeeper cannot remove a watch. Calls share it also with calls that have ended: while a lock is held for long, any

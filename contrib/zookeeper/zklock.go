@@ -72,6 +72,13 @@
 // Waiters queue again with the next session. A program that closes a connection without a server sends nothing: holds are
 // lost when their time is over, and calls that wait fail a second later.
 //
+// # Servers that have missed transactions
+//
+// A server of ZooKeeper 3.8.0 that was killed can start again without some of the transactions that the others have. It then
+// shows nodes for ever that were removed. With each confirmation of the session, five times in its timeout, the client
+// also asks whether the nodes exist that its calls wait for. If a majority says no and the server shows the node, the client
+// leaves it for the next server. TryLock does not wait, and fails on such a server, although the lock is free.
+//
 // # Fencing tokens
 //
 // The token of a hold is the id of the transaction that has created its node (czxid). It grows from each holder to the
