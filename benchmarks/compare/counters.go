@@ -128,7 +128,7 @@ func timeOf(pid int) (used time.Duration, err error) {
 	return used, nil
 }
 
-// parseStat returns the parent of a process, its processor time, and that of its children that it has waited for.
+// parseStat returns the parent of a process, its own processor time, and the time of the children that it has waited for.
 func parseStat(text string) (parent int, own, waited time.Duration) {
 	const tick = 10 * time.Millisecond // in which Linux counts it for programs
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])

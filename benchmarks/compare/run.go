@@ -148,7 +148,7 @@ func (c *crew) leave(all []*process, failed bool) {
 	}
 }
 
-// keep ends the kept workers except those of peers for which ask returns true.
+// keep ends the idle workers of all peers for which ask returns false.
 func (c *crew) keep(ask func(peer string) bool) {
 	all := c.idle
 	c.idle = nil

@@ -139,7 +139,7 @@ func TestLateRequest(t *testing.T) {
 	require.NoError(t, h.Unlock(t.Context()))
 }
 
-// isOf returns a function that reports whether a claim is that of a hold.
+// isOf returns a function that reports whether a key is the claim of a hold.
 func isOf(h lock.Hold) func(kv *mvccpb.KeyValue) bool {
 	return func(kv *mvccpb.KeyValue) bool { return string(kv.Value) == lock.OwnerOf(h).String() }
 }

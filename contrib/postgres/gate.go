@@ -59,7 +59,7 @@ type entrance struct {
 	err   error
 }
 
-// joinTime is for how long readers join others after the server has answered the first one.
+// joinTime is how long readers join others after the server has answered the first one.
 const joinTime = 100 * time.Millisecond
 
 // patience is how long a request waits for an answer until the server counts as unreachable.

@@ -417,7 +417,7 @@ func (d *table) takeOnce(ctx context.Context, c *tableClaim) error {
 func (d *table) ask(ctx context.Context, c *tableClaim) error {
 	var sent time.Time
 	var deadline float64
-	granted, had, late := false, false, false
+	var granted, had, late bool
 	bounded, cancel := bound(ctx, c.failFast)
 	defer cancel()
 	err := d.queryBy(bounded, d.sql.take, func(row pgx.Rows) error {

@@ -75,8 +75,8 @@ func (s *store) keep() {
 	}
 }
 
-// confirmInTime begins the next confirmation if it is due, or leaves a server that has not answered. It returns for how long
-// there is nothing to do.
+// confirmInTime begins the next confirmation if it is due, or leaves a server that has not answered. It returns the time
+// until it has to be called again.
 func (s *store) confirmInTime(p *pulse, now sessionState) time.Duration {
 	began := time.Now()
 	if p.answer == nil && !began.Before(p.next) {
@@ -198,8 +198,8 @@ func (s *store) confirmAll(now sessionState, paths []string) error {
 }
 
 // missing ends the claim of a node that does not exist, unless its release has removed that. A node that a claim waits for was
-// removed by others, and the server has said so before. If it has not, it still shows a node that the others do not have, and
-// never would: servers of some versions miss transactions when they start again. The client leaves it for the next one.
+// removed by others, and the server has said so before. If it has not, it shows a node that the others do not have, and will
+// never say so: servers of some versions miss transactions when they start again. The client leaves it for the next one.
 func (s *store) missing(path string) {
 	s.mu.Lock()
 	c := s.claims[path]
